@@ -58,7 +58,7 @@ def test_it_holds_every_package_with_its_types(wheel: zipfile.ZipFile) -> None:
             assert f"{package.replace('.', '/')}/{file.name}" in names
         assert f"{package.replace('.', '/')}/py.typed" in names
     assert "molink/peer/wire/protocol/molink.proto" in names
-    assert {"molink/shards/native/one_row.c", "molink/shards/native/products.h"} <= names
+    assert {f"molink/shards/native/{name}" for name in ("few_rows.c", "products.h", "steps.h")} <= names
 
 
 def test_it_holds_the_bundled_model(wheel: zipfile.ZipFile) -> None:

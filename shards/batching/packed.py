@@ -13,6 +13,7 @@ from molink.shards.attention.attention import (
     attend_up_to_rounding,
     layer_number,
 )
+from molink.shards.batching.token_contexts import TokenContexts, token_contexts
 from molink.shards.kv.kv_cache import SequenceCache
 
 States = dict[int, tuple[Tensor, ...]]
@@ -22,7 +23,7 @@ States = dict[int, tuple[Tensor, ...]]
 class StepSession:
     """Where one session's step reads and writes, for each slot."""
 
-    __slots__ = ("_kept", "cache", "count", "fresh", "past", "past_parts", "start", "states")
+    __slots__ = ("_fresh", "_kept", "_past", "_past_parts", "cache", "count", "start", "states")
 
     def __init__(
         self, cache: SequenceCache, count: int, states: States | None = None, start: int | None = None
@@ -31,15 +32,36 @@ class StepSession:
         where the cache ends, unless they go in parts."""
         self.cache = cache
         self.count = count
-        self.start = start = cache.length if start is None else start
-        whole = cache.slots(start, count)
-        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(start, count)
-        self.past = cache.slots(0, start + count)
-        """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
-        self.past_parts = cache.parts(0, start + count) if self.past is None else []
+        self.start = cache.length if start is None else start
+        self._fresh: list[list[Tensor]] | None = None
+        self._past: list[Tensor] | None = None
+        self._past_parts: list[list[Tensor]] | None = None
         self._kept = cache.states
         self.states: States = {} if states is None else states
         """What layers keep beside keys and values, [1, *shape] of each, behind the new tokens that have run."""
+
+    @property
+    def fresh(self) -> list[list[Tensor]]:
+        """Of each slot the views of its new tokens."""
+        if self._fresh is None:
+            whole = self.cache.slots(self.start, self.count)
+            parts = self.cache.parts(self.start, self.count) if whole is None else [[view] for view in whole]
+            self._fresh = parts
+        return self._fresh
+
+    @property
+    def past(self) -> list[Tensor] | None:
+        """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
+        if self._past is None and self._past_parts is None:
+            self._past = self.cache.slots(0, self.start + self.count)
+            if self._past is None:
+                self._past_parts = self.cache.parts(0, self.start + self.count)
+        return self._past
+
+    @property
+    def past_parts(self) -> list[list[Tensor]]:
+        """The same of each slot by runs, where there are several."""
+        return [] if self.past is not None or self._past_parts is None else self._past_parts
 
     def part(self, at: int) -> "StepSession":
         """The step of its new token `at` alone, after those before it."""
@@ -61,7 +83,8 @@ class StepSession:
 
     def read(self, slot: int) -> Tensor:
         """All that the slot keeps; copied where it lies in several runs."""
-        return torch.cat(self.past_parts[slot], 2) if self.past is None else self.past[slot]
+        past = self.past
+        return torch.cat(self.past_parts[slot], 2) if past is None else past[slot]
 
 
 class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
@@ -82,9 +105,9 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
         self.sessions = [StepSession(*session) for session in zip(caches, counts, strict=True)]
-        self._alone = (
-            self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None
-        )
+        self._lone = self.sessions[0] if len(self.sessions) == 1 else None
+        self._are_tokens = all(count == 1 for count in self.counts)
+        self._contexts: dict[int, TokenContexts | None] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -96,11 +119,11 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         the other.
         """
         slot = 2 * (layer_idx - self._first_layer)
-        alone = self._alone
-        if alone is not None and alone.past is not None:
-            alone.write(slot, key_states)
-            alone.write(slot + 1, value_states)
-            return alone.past[slot], alone.past[slot + 1]
+        past = None if self._lone is None else self._lone.past
+        if self._lone is not None and past is not None:
+            self._lone.write(slot, key_states)
+            self._lone.write(slot + 1, value_states)
+            return past[slot], past[slot + 1]
         for session, keys, values in zip(
             self.sessions,
             key_states.split_with_sizes(self.counts, 2),
@@ -116,19 +139,29 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
             )
         return key_states, value_states
 
-    def lone_context(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [1, heads, tokens, dim] of the step's only session, if they lie in one run: those of its new
-        tokens, which are the last ones, are to be written there, as `update` would."""
+    def contexts(self, layer: int) -> tuple[TokenContexts, int] | None:
+        """Where the compiled library finds the keys and values of one layer, and writes those of the new tokens as
+        `update` would: of all sessions, and in which slot the keys are. None where some have several new tokens, or
+        keys and values lie otherwise."""
+        if not self._are_tokens:
+            return None
+        table, index = self.sessions[0].cache.place_of(layer)
+        if table not in self._contexts:
+            self._contexts[table] = token_contexts([session.cache for session in self.sessions], table)
+        contexts = self._contexts[table]
+        return None if contexts is None else (contexts, 2 * index)
+
+    def fresh(self, layer: int) -> list[Tensor]:
+        """Views [1, heads, tokens, dim] of the new tokens' keys and values in one layer."""
         slot = 2 * (layer - self._first_layer)
-        past = None if self._alone is None else self._alone.past
-        return None if past is None else (past[slot], past[slot + 1])
+        return [view for session in self.sessions for at in (slot, slot + 1) for view in session.fresh[at]]
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
     ) -> Tensor:
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
-        if self._alone is not None:
+        if self._lone is not None and self._lone.past is not None:
             attend = attend_sequence if self.bitwise else attend_up_to_rounding
             return attend(query, key, value, rules)
         index = layer_number(module) - self._first_layer
@@ -161,6 +194,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
 
 def attend_session(session: StepSession, slot: int, query: Tensor, rules: AttentionRules) -> Tensor:
-    if session.past is not None:
-        return attend_up_to_rounding(query, session.past[slot], session.past[slot + 1], rules)
+    past = session.past
+    if past is not None:
+        return attend_up_to_rounding(query, past[slot], past[slot + 1], rules)
     return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

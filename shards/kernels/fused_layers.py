@@ -15,10 +15,10 @@ from torch.nn import functional
 from transformers.configuration_utils import PreTrainedConfig
 
 from molink.shards.attention.attention import AttentionRules, BatchSlot
-from molink.shards.kernels.one_row_layers import OneRowLayer, OneRowSteps
+from molink.shards.kernels.few_rows_layers import FewRowsLayer, FewRowsSteps
 from molink.shards.matrices.quantize import joined
 from molink.shards.model.probe import ProbeBatch, probe_input
-from molink.shards.native.one_row import OneRow
+from molink.shards.native.few_rows import FewRows
 
 _ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
 _MLPS: Final = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
@@ -42,19 +42,19 @@ def fuse_layers(
     layers: nn.ModuleList,
     config: PreTrainedConfig,
     slot: BatchSlot,
-    one_row: OneRow | None = None,
+    few_rows: FewRows | None = None,
 ) -> None:
     """Lets layers of the Llama family on a processor run as one function each, in steps that need not be bitwise.
 
     `model` is what owns the layers, on whose rotary positions they rely; `config` is the text decoder's. One layer of
     each kind is tried, the others are of the same code and settings. Quantized matrices that take the same inputs
-    become one, so products are installed afterwards. With `one_row`, steps of one token are one call a layer.
+    become one, so products are installed afterwards. With `few_rows`, steps of one token are one call a layer.
     """
     rotary = getattr(model, "rotary_emb", None)
     if slot.exact or rotary is None or slot.slopes is not None:
         return
     found: dict[object, AttentionRules | None] = {}
-    steps = None if one_row is None else OneRowSteps(one_row)
+    steps = None if few_rows is None else FewRowsSteps(few_rows)
     for layer in layers:
         kind = _kind(layer)
         if kind is None:
@@ -64,7 +64,7 @@ def fuse_layers(
         rules = found[kind]
         if rules is not None:
             _join(layer)
-            lone = None if steps is None or not _is_silu(layer) else OneRowLayer(layer, kind, rules, steps)
+            lone = None if steps is None or not _is_silu(layer) else FewRowsLayer(layer, kind, rules, steps)
             layer.__dict__["forward"] = _fused(layer, slot, rules, lone)
 
 
@@ -159,7 +159,7 @@ def _is_silu(layer: Part) -> bool:
     return type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
-def _fused(layer: Part, slot: BatchSlot, rules: AttentionRules, lone: OneRowLayer | None = None) -> Forward:
+def _fused(layer: Part, slot: BatchSlot, rules: AttentionRules, lone: FewRowsLayer | None = None) -> Forward:
     """The layer's forward for the batch in `slot`: hidden states [1, tokens, hidden] to the same."""
     attention, mlp = layer.self_attn, layer.mlp
     before, behind = layer.input_layernorm, layer.post_attention_layernorm

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from molink.shards.kv.block_table import BlockTable
 from molink.shards.kv.extents import PoolFull
-from molink.shards.kv.kv_memory import LayerLayout, raw_bytes, write_raw
+from molink.shards.kv.kv_memory import KvMemory, LayerLayout, raw_bytes, write_raw
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.kv.session_state import raw_states, write_raw_states
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
@@ -166,6 +166,17 @@ class SequenceCache:
     def begin_step(self) -> None:
         """A step begins here, in one piece or several."""
         self.began = self.length
+
+    def place_of(self, layer: int) -> tuple[int, int]:
+        """The number of the layer's table, and which of the table's layers it is."""
+        for number, table in enumerate(self._tables):
+            if layer in table.kind.layers:
+                return number, table.kind.layers.index(layer)
+        raise KeyError(layer)
+
+    def runs(self, table: int, tokens: int) -> list[tuple[KvMemory, int, int]]:
+        """The first `tokens` tokens in the layers of the table of this number, as `KvPool.runs`."""
+        return self._pool.runs(self._tables[table], 0, tokens)
 
     def advance(self, tokens: int) -> None:
         """What was written behind its end counts from now on.

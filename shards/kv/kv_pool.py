@@ -165,15 +165,19 @@ class KvPool:
     def views(self, table: BlockTable, start: int, stop: int) -> list[list[Tensor]]:
         """Tokens [start, stop) of the sequence, as far as they are still there: for each run of blocks a view of
         every slot."""
-        views: list[list[Tensor]] = []
+        return [memory.slots(first, tokens) for memory, first, tokens in self.runs(table, start, stop)]
+
+    def runs(self, table: BlockTable, start: int, stop: int) -> list[tuple[KvMemory, int, int]]:
+        """The same as the memory in which each run is, its first token there, and how many it has."""
+        runs: list[tuple[KvMemory, int, int]] = []
         begin = table.first * KV_BLOCK_TOKENS
         for extent, index, count in self._runs(table).each:
             end = begin + count * KV_BLOCK_TOKENS
             low, high = max(start, begin), min(stop, end)
             if low < high:
-                views.append(extent.memory.slots(index * KV_BLOCK_TOKENS + low - begin, high - low))
+                runs.append((extent.memory, index * KV_BLOCK_TOKENS + low - begin, high - low))
             begin = end
-        return views
+        return runs
 
     def places(self, table: BlockTable) -> Tensor:
         """As `KvMemory.places`, [blocks, 2 * shapes] int64 on the host. The same tensor as long as the blocks are the

@@ -40,7 +40,7 @@ from molink.shards.model.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.model.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.model.tensor_parallel import Shard
 from molink.shards.model.text_backbone import Passthrough, generative_class, text_config, text_place
-from molink.shards.native.one_row import one_row_for
+from molink.shards.native.few_rows import few_rows_for
 from molink.shards.spec import Span
 
 _QUIET = threading.Lock()
@@ -321,12 +321,12 @@ def make_stage(
     kernels = fused_on(device)
     plain = slot.exact or device.type != "cpu"
     library_folder = None if recipe.known_products is None else recipe.known_products.folder
-    one_row = None if plain else one_row_for(model.parameters(), library_folder)
+    few_rows = None if plain else few_rows_for(model.parameters(), library_folder)
     if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
-        fuse_layers(owner, layers, text, slot, one_row)
+        fuse_layers(owner, layers, text, slot, few_rows)
     later = LaterPacking() if recipe.packs_later else None
-    install_products(model, slot, recipe.known_products, later, one_row)
+    install_products(model, slot, recipe.known_products, later, few_rows)
     install_fused(model, slot, kernels)
     shorten_lookups(layers)
     facts = StageFacts(

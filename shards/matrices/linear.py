@@ -33,7 +33,7 @@ from molink.shards.matrices.products import (
 )
 from molink.shards.matrices.quantized_products import install_quantized
 from molink.shards.model.later_packing import LaterPacking
-from molink.shards.native.one_row import Form, OneRow, OneRowMatrix
+from molink.shards.native.few_rows import FewRows, FewRowsMatrix, Form
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
@@ -95,11 +95,11 @@ def install_products(
     slot: BatchSlot,
     known: KnownProducts | None = None,
     later: LaterPacking | None = None,
-    one_row: OneRow | None = None,
+    few_rows: FewRows | None = None,
 ) -> None:
     """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
     only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
-    was: now, or `later`. What is `known` is not measured. One row is multiplied by `one_row` where it can be."""
+    was: now, or `later`. What is `known` is not measured. One row is multiplied by `few_rows` where it can be."""
     scratch = Scratch()
     layers = [
         module
@@ -112,8 +112,8 @@ def install_products(
     ]
     for dtype in {layer.weight.dtype for layer in layers}:
         alike = [one for one in layers if one.weight.dtype is dtype]
-        _install(alike, model, slot, scratch, known, later, one_row)
-    install_quantized(model, slot, scratch, one_row)
+        _install(alike, model, slot, scratch, known, later, few_rows)
+    install_quantized(model, slot, scratch, few_rows)
 
 
 def _install(
@@ -123,10 +123,10 @@ def _install(
     scratch: Scratch,
     known: KnownProducts | None,
     later: LaterPacking | None,
-    one_row: OneRow | None,
+    few_rows: FewRows | None,
 ) -> None:
     def pack(layer: nn.Linear) -> bool:
-        return _pack(layer, one_row)
+        return _pack(layer, few_rows)
 
     ways = ways_for(layers[0].weight.dtype, scratch)
     choice, packs = _decided(layers, slot, ways, known)
@@ -135,7 +135,7 @@ def _install(
         packable = packs and id(layer.weight) not in tied
         if packable and later is None and pack(layer):
             continue
-        alone = layer.__dict__["one_row"] = None if one_row is None else one_row.rows_of(layer.weight.data)
+        alone = layer.__dict__["few_rows"] = None if few_rows is None else few_rows.rows_of(layer.weight.data)
         if alone is not None or any(product is not functional.linear for _, product in choice):
             layer.__dict__["forward"] = _forward(layer, slot, choice, alone)
         if packable and later is not None:
@@ -157,7 +157,7 @@ def _decided(
     return choice, packs
 
 
-def _pack(layer: nn.Linear, one_row: OneRow | None) -> bool:
+def _pack(layer: nn.Linear, few_rows: FewRows | None) -> bool:
     """Packs the layer's weights in the place of what they were; whether that could be done."""
     weight = packed_for_onednn(layer.weight)
     if weight is None:
@@ -166,12 +166,12 @@ def _pack(layer: nn.Linear, one_row: OneRow | None) -> bool:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if found_at_once:
         layer.__dict__["weight"] = layer.weight
-    alone = layer.__dict__["one_row"] = None if one_row is None else _panels_of(weight, one_row)
+    alone = layer.__dict__["few_rows"] = None if few_rows is None else _panels_of(weight, few_rows)
     layer.__dict__["forward"] = _packed_forward(weight, layer.bias, alone)
     return True
 
 
-def _panels_of(packed: Tensor, one_row: OneRow) -> OneRowMatrix | None:
+def _panels_of(packed: Tensor, few_rows: FewRows) -> FewRowsMatrix | None:
     """The packed weights [out, in] for one row, if they lie as is expected."""
     rows, columns = packed.shape
     form = Form.FLOAT_PANELS if packed.dtype is torch.float32 else Form.HALF_PANELS
@@ -181,8 +181,8 @@ def _panels_of(packed: Tensor, one_row: OneRow) -> OneRowMatrix | None:
         or memory.nbytes != packed.numel() * packed.itemsize
     ):
         return None
-    found = one_row.matrix(form, memory.data_ptr(), (rows, columns))
-    return one_row.alike(found, lambda row: packed_product(row, packed))
+    found = few_rows.matrix(form, memory.data_ptr(), (rows, columns))
+    return few_rows.alike(found, lambda row: packed_product(row, packed))
 
 
 def fastest(
@@ -223,7 +223,7 @@ def _tied(model: nn.Module) -> set[int]:
 
 
 def _packed_forward(
-    weight: Tensor, bias: Tensor | None, alone: OneRowMatrix | None
+    weight: Tensor, bias: Tensor | None, alone: FewRowsMatrix | None
 ) -> Callable[[Tensor], Tensor]:
     if alone is None:
         return lambda rows: packed_product(rows, weight, bias)
@@ -241,7 +241,7 @@ def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _forward(
-    layer: nn.Linear, slot: BatchSlot, choice: Choice[Product], alone: OneRowMatrix | None
+    layer: nn.Linear, slot: BatchSlot, choice: Choice[Product], alone: FewRowsMatrix | None
 ) -> Callable[[Tensor], Tensor]:
     def forward(rows: Tensor) -> Tensor:
         if slot.bitwise:

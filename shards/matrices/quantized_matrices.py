@@ -22,7 +22,7 @@ from molink.shards.matrices.int8_products import BytePacking, byte_product
 from molink.shards.matrices.matrix_of_stack import Index, MatrixOfStack
 from molink.shards.matrices.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
 from molink.shards.model.tensor_parallel import Division
-from molink.shards.native.one_row import OneRowMatrix
+from molink.shards.native.few_rows import FewRowsMatrix
 
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
@@ -53,7 +53,7 @@ class QuantizedMatrices(nn.Module, ABC):
         self.shape = shape
         self.dtype = dtype
         self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None, BytePacking())
-        self.one_row: OneRowMatrix | None = None
+        self.few_rows: FewRowsMatrix | None = None
         for parameter in (self.weight, self.scales):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
         self._is_hf_initialized = True
@@ -146,8 +146,8 @@ QuantizedWay: TypeAlias = Callable[[QuantizedMatrices, Index, Tensor], Tensor]
 
 def by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
     """Multiplies in the layout that the matrices were brought into."""
-    if matrices.one_row is not None and matrices.one_row.takes(rows):
-        return matrices.one_row.product(rows)
+    if matrices.few_rows is not None and matrices.few_rows.takes(rows):
+        return matrices.few_rows.product(rows)
     return matrices.multiply_form(matrices.kept_form(index), rows)
 
 

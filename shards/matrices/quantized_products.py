@@ -13,14 +13,14 @@ from molink.shards.matrices.quantized_matrices import (
     QuantizedWays,
     by_kernel,
 )
-from molink.shards.native.one_row import Form, OneRow
+from molink.shards.native.few_rows import FewRows, Form
 
 
 def install_quantized(
-    model: nn.Module, slot: BatchSlot, scratch: products.Scratch, one_row: OneRow | None = None
+    model: nn.Module, slot: BatchSlot, scratch: products.Scratch, few_rows: FewRows | None = None
 ) -> None:
     """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
-    memory that is kept. What their kernels' layouts hold is multiplied by one row by `one_row`."""
+    memory that is kept. What their kernels' layouts hold is multiplied by one row by `few_rows`."""
     large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
     packing = BytePacking()
     for module in model.modules():
@@ -38,19 +38,19 @@ def install_quantized(
         for matrices in alike:
             matrices.ways = ways
             matrices.prepare()
-            if one_row is not None and matrices.uses_kernel() and not matrices.is_stack:
-                _multiply_one_row(matrices, one_row)
+            if few_rows is not None and matrices.uses_kernel() and not matrices.is_stack:
+                _multiply_few_rows(matrices, few_rows)
     packing.forget()
 
 
-def _multiply_one_row(matrices: QuantizedMatrices, one_row: OneRow) -> None:
+def _multiply_few_rows(matrices: QuantizedMatrices, few_rows: FewRows) -> None:
     weight, scales = matrices.weight.data, matrices.scales.data
     if isinstance(matrices, Int8Matrices):
         form, address = Form.BYTE_PANELS, memory_of(weight).data_ptr()
     else:
         form, address = Form.NF4_PANELS, weight.data_ptr()
-    found = one_row.matrix(form, address, matrices.shape, scales)
-    matrices.one_row = one_row.alike(found, lambda row: matrices.multiply_form((weight, scales), row))
+    found = few_rows.matrix(form, address, matrices.shape, scales)
+    matrices.few_rows = few_rows.alike(found, lambda row: matrices.multiply_form((weight, scales), row))
 
 
 def _fastest(timed: list[QuantizedMatrices]) -> products.Choice[QuantizedWay]:

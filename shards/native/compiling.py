@@ -1,4 +1,4 @@
-"""Compiling of `one_row.c` for the processor that it runs on, if gcc is installed; kept for later starts.
+"""Compiling of `few_rows.c` for the processor that it runs on, if gcc is installed; kept for later starts.
 
 Other compilers bring an OpenMP of their own, whose threads would wait beside those of torch for the same processors;
 the library uses torch's. On other systems than Linux nothing is compiled.
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 COMPILER: Final = "gcc"
 COMPILED_WITHIN_S: Final = 60.0
 _DIGEST_LENGTH: Final = 32
-_SOURCE: Final = Path(__file__).with_name("one_row.c")
-_PARTS: Final = (_SOURCE, _SOURCE.with_name("products.h"))
+_SOURCE: Final = Path(__file__).with_name("few_rows.c")
+_PARTS: Final = (_SOURCE, _SOURCE.with_name("products.h"), _SOURCE.with_name("steps.h"))
 _OPTIONS: Final = (
     "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
@@ -44,7 +44,7 @@ def compiled_library(folder: Path | None) -> ctypes.CDLL | None:
     if sys.platform != "linux" or platform.machine() != "x86_64" or openmp is None:
         return None
     private = None if folder is None else _private(folder / "native")
-    name = f"one-row-{_name(openmp)}"
+    name = f"few-rows-{_name(openmp)}"
     for kept in () if private is None else sorted(private.glob(f"{name}-*.so")):
         with suppress(OSError):
             if kept.stem == f"{name}-{_digest(kept)}":
@@ -102,7 +102,7 @@ def _processor() -> str:
 
 def _compile(compiler: str, openmp: Path, folder: Path) -> Path:
     """Raises OSError or SubprocessError. Linked apart: `-fopenmp` would bring the compiler's own OpenMP."""
-    unlinked, linked = folder / "one_row.o", folder / "one_row.so"
+    unlinked, linked = folder / "few_rows.o", folder / "few_rows.so"
     for command in (
         (compiler, *_OPTIONS, "-c", _SOURCE, "-o", unlinked),
         (compiler, "-shared", unlinked, openmp, "-lm", "-o", linked),

@@ -1,36 +1,8 @@
-/* Products of one row of activations with matrices as they lie in memory. Each thread reads a part that is contiguous
- * and asks for it in time, so that memory delivers as fast as it can.
- *
- * Sums are in float, those of whole numbers in 32 bits as in `int8_products.py`. */
+/* Products of few rows of activations with matrices as they lie in memory. Each thread reads a part that is contiguous,
+ * once for all rows, and asks for it in time, so that memory delivers as fast as it can. But for nf4, what a row gives is
+ * bit for bit the same in any company. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
-#include <immintrin.h>
-#define HAS_VECTORS_OF_BYTES 1
-#else
-#define HAS_VECTORS_OF_BYTES 0
-#endif
-#if HAS_VECTORS_OF_BYTES && defined(__AVX512BF16__)
-#define HAS_PRODUCTS_OF_HALVES 1
-#else
-#define HAS_PRODUCTS_OF_HALVES 0
-#endif
-
-#define UNIT 64    /* outputs that are computed together */
-#define LANES 16   /* floats in a vector */
-#define BLOCK 64   /* numbers of nf4 that share a scale */
-#define PANEL 32   /* rows of nf4 that lie together */
-#define AHEAD 3072 /* bytes that are asked for before they are needed */
-#define LARGEST 32512.0f
-#define CENTRE 128
-#define CENTRES (CENTRE * 257)
-
-typedef float floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t words __attribute__((vector_size(64), aligned(4), may_alias));
-
-enum form { FLOAT_PANELS, HALF_PANELS, BYTE_PANELS, NF4_PANELS, FLOAT_ROWS, HALF_ROWS };
+#include "steps.h"
 
 typedef struct {
     const void *numbers; /* as `form` says */
@@ -41,10 +13,10 @@ typedef struct {
 } matrix;
 
 typedef struct {
-    float *numbers;         /* [columns] */
-    float *even, *odd;      /* the same, apart */
-    uint8_t *lower, *higher; /* bytes of whole numbers, CENTRE more than they mean; for nf4 bfloat16 over both */
-    float step;             /* what one of those is worth */
+    float *numbers;        /* [columns], one row of activations */
+    const char *lines[2];  /* what it makes of them for a form, the other one of bytes alone */
+    void *prepared;        /* room for that: bfloat16, 16 even and 16 odd numbers in turn, or lower and higher bytes */
+    float step;            /* what a whole number is worth */
 } input;
 
 static inline float half_to_float(uint16_t half) {
@@ -82,199 +54,183 @@ static inline float sum_of(floats vector) {
     return sum;
 }
 
-static inline void ask_for(const void *at, int lines) {
-    for (int i = 0; i < lines; i++) __builtin_prefetch((const char *)at + AHEAD + 64 * i);
-}
-
-/* [columns][UNIT] */
-static void float_panel(const float *weights, const float *x, int64_t columns, float *result) {
-    floats left[4] = {0}, right[4] = {0};
-    for (int64_t k = 0; k < columns; k += 2, weights += 2 * UNIT) {
-        ask_for(weights, 8);
-        for (int j = 0; j < 4; j++) left[j] += ((const floats *)weights)[j] * x[k];
-        for (int j = 0; j < 4; j++) right[j] += ((const floats *)weights)[4 + j] * x[k + 1];
-    }
-    for (int j = 0; j < 4; j++) ((floats *)result)[j] = left[j] + right[j];
-}
-
-/* [columns / 2][UNIT][2] bfloat16 */
-static void half_panel(const int32_t *weights, const float *x, int64_t columns, float *result) {
-    floats left[4] = {0}, right[4] = {0};
-    for (int64_t k = 0; k < columns; k += 2, weights += UNIT) {
-        ask_for(weights, 4);
-        for (int j = 0; j < 4; j++) {
-            words pairs = ((const words *)weights)[j];
-            left[j] += (floats)(pairs << 16) * x[k];
-            right[j] += (floats)(pairs & (int32_t)0xffff0000) * x[k + 1];
-        }
-    }
-    for (int j = 0; j < 4; j++) ((floats *)result)[j] = left[j] + right[j];
-}
-
-#if HAS_VECTORS_OF_BYTES
-/* [columns / 4][UNIT][4] bytes; `minus_sums` are of the rows */
-static void byte_panel(const int8_t *weights, const int32_t *minus_sums, const float *scales, const input *in,
-                       int64_t columns, float *result) {
-    __m512i lower[4], higher[4];
-    for (int j = 0; j < 4; j++) lower[j] = higher[j] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < columns; k += 4, weights += 4 * UNIT) {
-        int32_t low, high;
-        memcpy(&low, in->lower + k, 4);
-        memcpy(&high, in->higher + k, 4);
-        __m512i lows = _mm512_set1_epi32(low), highs = _mm512_set1_epi32(high);
-        ask_for(weights, 4);
-        for (int j = 0; j < 4; j++) {
-            __m512i panel = _mm512_loadu_si512(weights + 64 * j);
-            lower[j] = _mm512_dpbusd_epi32(lower[j], lows, panel);
-            higher[j] = _mm512_dpbusd_epi32(higher[j], highs, panel);
-        }
-    }
-    for (int j = 0; j < 4; j++) {
-        __m512i centre = _mm512_slli_epi32(_mm512_loadu_si512(minus_sums + LANES * j), 7);
-        __m512 scale = _mm512_loadu_ps(scales + LANES * j);
-        __m512 lows = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(lower[j], centre)), scale);
-        __m512 highs = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(higher[j], centre)), scale);
-        __m512 both = _mm512_fmadd_ps(highs, _mm512_set1_ps(256.0f), lows);
-        _mm512_storeu_ps(result + LANES * j, _mm512_mul_ps(both, _mm512_set1_ps(in->step)));
-    }
-}
-
-#endif
-
-#if HAS_PRODUCTS_OF_HALVES
-/* Dettmers et al., "QLoRA" (2023), appendix E, rounded to bfloat16 as the matrices' numbers are; twice, for of the five
- * bits that choose one the fifth belongs to another number. */
-#define NORMAL_HALVES \
-    0xbf80, 0xbf32, 0xbf06, 0xbeca, 0xbe92, 0xbe3d, 0xbdba, 0x0000, \
-    0x3da3, 0x3e25, 0x3e7c, 0x3ead, 0x3ee2, 0x3f10, 0x3f39, 0x3f80
-static const uint16_t NORMAL_FLOATS[32] = {NORMAL_HALVES, NORMAL_HALVES};
-
-static inline __m512 widened(const uint16_t *halves) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-/* [columns / 2][PANEL] bytes as `nf4_products.py` lays them out: of each, the lower four bits are of the upper half of
- * the rows. `x` is bfloat16. */
-static void nf4_panel(const uint8_t *weights, const uint16_t *scales, int64_t rows, const uint16_t *x, int64_t columns,
-                      float *result) {
-    const __m512i table = _mm512_loadu_si512(NORMAL_FLOATS);
-    __m512 upper = _mm512_setzero_ps(), lower = _mm512_setzero_ps();
-    for (int64_t k = 0; k < columns; k += BLOCK, scales += rows) {
-        __m512 uppers[4], lowers[4];
-        for (int j = 0; j < 4; j++) uppers[j] = lowers[j] = _mm512_setzero_ps();
-        for (int i = 0; i < BLOCK; i += 8, weights += 4 * PANEL) {
-            ask_for(weights, 2);
-            for (int j = 0; j < 4; j++) {
-                __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(weights + PANEL * j)));
-                int32_t pair;
-                memcpy(&pair, x + k + i + 2 * j, sizeof pair);
-                const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-                const __m512i others = _mm512_srli_epi16(bytes, 4);
-                uppers[j] = _mm512_dpbf16_ps(uppers[j], (__m512bh)_mm512_permutexvar_epi16(bytes, table), both);
-                lowers[j] = _mm512_dpbf16_ps(lowers[j], (__m512bh)_mm512_permutexvar_epi16(others, table), both);
-            }
-        }
-        __m512 of_upper = _mm512_add_ps(_mm512_add_ps(uppers[0], uppers[1]), _mm512_add_ps(uppers[2], uppers[3]));
-        __m512 of_lower = _mm512_add_ps(_mm512_add_ps(lowers[0], lowers[1]), _mm512_add_ps(lowers[2], lowers[3]));
-        upper = _mm512_fmadd_ps(of_upper, widened(scales), upper);
-        lower = _mm512_fmadd_ps(of_lower, widened(scales + LANES), lower);
-    }
-    _mm512_storeu_ps(result, upper);
-    _mm512_storeu_ps(result + LANES, lower);
-}
-#endif
-
-static float float_row(const float *weights, const float *x, int64_t columns) {
-    floats sums[4] = {0};
-    for (int64_t k = 0; k < columns; k += 4 * LANES) {
-        ask_for(weights + k, 4);
-        for (int j = 0; j < 4; j++) sums[j] += ((const floats *)(weights + k))[j] * ((const floats *)(x + k))[j];
-    }
-    return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
-
-static float half_row(const int32_t *weights, const input *in, int64_t columns) {
-    floats even[2] = {0}, odd[2] = {0};
-    for (int64_t k = 0; k < columns / 2; k += 2 * LANES) {
-        ask_for(weights + k, 2);
-        for (int j = 0; j < 2; j++) {
-            words pairs = ((const words *)(weights + k))[j];
-            even[j] += (floats)(pairs << 16) * ((const floats *)(in->even + k))[j];
-            odd[j] += (floats)(pairs & (int32_t)0xffff0000) * ((const floats *)(in->odd + k))[j];
-        }
-    }
-    return sum_of((even[0] + even[1]) + (odd[0] + odd[1]));
-}
-
 /* Fills what matrices of this form need beside in->numbers. */
 static void prepare(int64_t form, int64_t columns, input *in) {
+    in->lines[0] = (const char *)in->numbers;
+    if (form == FLOAT_PANELS || form == FLOAT_ROWS) return;
+#if HAS_PRODUCTS_OF_HALVES
+    if (form != BYTE_PANELS) narrow(in->numbers, 1, columns, in->prepared);
+#else
+    if (form == HALF_PANELS) return;
     if (form == HALF_ROWS)
         for (int64_t k = 0; k < columns / 2; k++) {
-            in->even[k] = in->numbers[2 * k];
-            in->odd[k] = in->numbers[2 * k + 1];
+            float *at = (float *)in->prepared + k / LANES * 2 * LANES + k % LANES;
+            at[0] = in->numbers[2 * k];
+            at[LANES] = in->numbers[2 * k + 1];
         }
-    if (form == NF4_PANELS) narrow(in->numbers, 1, columns, in->lower);
+#endif
+    in->lines[0] = in->prepared;
     if (form != BYTE_PANELS) return;
+    uint8_t *lower = in->prepared, *higher = lower + columns;
+    in->lines[1] = (const char *)higher;
     float largest = 0;
     for (int64_t k = 0; k < columns; k++) largest = fmaxf(largest, fabsf(in->numbers[k]));
     in->step = largest / LARGEST;
     float step = fmaxf(in->step, 1.17549435e-38f);
     for (int64_t k = 0; k < columns; k++) {
         uint32_t number = (uint32_t)((int32_t)rintf(in->numbers[k] / step) + CENTRES);
-        in->lower[k] = (uint8_t)number;
-        in->higher[k] = (uint8_t)(number >> 8);
+        lower[k] = (uint8_t)number;
+        higher[k] = (uint8_t)(number >> 8);
     }
 }
 
-/* Outputs [first, last) of the prepared input times the transposed matrix; both are multiples of UNIT. */
-static void multiply(const matrix *m, const input *in, int64_t first, int64_t last, float *result) {
-    const int64_t columns = m->columns;
-    for (int64_t row = first; row < last; row += UNIT, result += UNIT) {
-        const char *numbers = m->numbers;
-        switch (m->form) {
-        case FLOAT_PANELS:
-            float_panel((const float *)(numbers + 4 * row * columns), in->numbers, columns, result);
-            break;
-        case HALF_PANELS:
-            half_panel((const int32_t *)(numbers + 2 * row * columns), in->numbers, columns, result);
-            break;
+/* The lines of prepared inputs, and behind them the last one again; how many there are. */
+static int64_t lines_of(int64_t form, const input *in, int64_t rows, const char **lines) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        lines[count++] = in[r].lines[0];
+        if (form == BYTE_PANELS) lines[count++] = in[r].lines[1];
+    }
+    for (int64_t i = 0; i < TOGETHER; i++) lines[count + i] = lines[count - 1];
+    return count;
+}
+
 #if HAS_VECTORS_OF_BYTES
-        case BYTE_PANELS:
-            byte_panel((const int8_t *)(numbers + row * columns), (const int32_t *)(numbers + m->rows * columns) + row,
-                       (const float *)m->scales + row, in, columns, result);
-            break;
+/* What the sums of a panel's bytes mean, of one row. */
+static void finish_bytes(const matrix *m, int64_t row, const input *in, const floats *sums, float *result) {
+    const int32_t *minus_sums = (const int32_t *)((const char *)m->numbers + m->rows * m->columns) + row;
+    for (int j = 0; j < 4; j++) {
+        const __m512i centre = _mm512_slli_epi32(_mm512_loadu_si512(minus_sums + LANES * j), 7);
+        const __m512 scale = _mm512_loadu_ps((const float *)m->scales + row + LANES * j);
+        const __m512i lower = _mm512_add_epi32((__m512i)sums[j], centre);
+        const __m512i higher = _mm512_add_epi32((__m512i)sums[4 + j], centre);
+        const __m512 lows = _mm512_mul_ps(_mm512_cvtepi32_ps(lower), scale);
+        const __m512 highs = _mm512_mul_ps(_mm512_cvtepi32_ps(higher), scale);
+        const __m512 both = _mm512_fmadd_ps(highs, _mm512_set1_ps(256.0f), lows);
+        _mm512_storeu_ps(result + LANES * j, _mm512_mul_ps(both, _mm512_set1_ps(in->step)));
+    }
+}
 #endif
+
+/* The sums of so many lines, and of some that fill them up. */
+static inline void clear(floats *sums, int64_t count) {
+    memset(sums, 0, (size_t)(count > 1 ? count + 3 : 1) * 4 * sizeof(floats));
+}
+
+/* A panel of UNIT outputs from `row` on, of each line [lines][4]; of a matrix as torch keeps it four outputs, whose sums
+ * are those of the four vectors' numbers. */
+static void panel_sums(const matrix *m, int64_t row, const char *const *lines, int64_t count, floats *sums) {
+    const int in_rows = IN_ROWS(m->form);
+    const int64_t steps = m->columns / STEP_COLUMNS(m->form), bytes = in_rows ? 64 : STEP_BYTES(m->form);
+    const char *weights = (const char *)m->numbers + (in_rows ? row : row / UNIT) * bytes * steps;
+    clear(sums, count);
+    for (int64_t first = 0; first < steps; first += STEPS) {
+        const int64_t here = steps - first < STEPS ? steps - first : STEPS;
+        const stretch at = {weights + first * bytes, first, here, bytes * steps, STEPS * bytes, 0, 0};
+        add_all(m->form, count, at, lines, sums);
+    }
+}
+
+#if HAS_PRODUCTS_OF_HALVES
+/* The same of nf4, two panels. */
+static void nf4_sums(const matrix *m, int64_t row, const char *const *lines, int64_t count, floats *sums) {
+    const int64_t steps = m->columns / STEP_COLUMNS(NF4_PANELS);
+    const char *weights = (const char *)m->numbers + row * steps;
+    const uint16_t *scales = (const uint16_t *)m->scales + row;
+    floats parts[4 * MOST_LINES];
+    clear(sums, count);
+    for (int64_t first = 0; first < steps; first += STEPS, scales += m->rows)
+        for (int panel = 0; panel < 2; panel++) {
+            const stretch at = {weights + (panel * steps + first) * PANEL, first, STEPS, 0, AHEAD, 0, 0};
+            const floats upper = widened(scales + panel * PANEL), lower = widened(scales + panel * PANEL + LANES);
+            clear(parts, count);
+            add_all(NF4_PANELS, count, at, lines, parts);
+            for (int64_t l = 0; l < count; l++) {
+                sums[4 * l + 2 * panel] += parts[4 * l] * upper;
+                sums[4 * l + 2 * panel + 1] += parts[4 * l + 1] * lower;
+            }
+        }
+}
+
+/* The same for a single line: with so few sums each is divided, so that none waits for the one before. */
+static void nf4_panels(const matrix *m, int64_t row, const char *line, floats *sums) {
+    const __m512i table = _mm512_loadu_si512(NORMAL_FLOATS);
+    const char *weights = (const char *)m->numbers + row * m->columns / 2;
+    for (int panel = 0; panel < 2; panel++) {
+        const uint16_t *scales = (const uint16_t *)m->scales + row + panel * PANEL;
+        floats upper = {0}, lower = {0};
+        for (int64_t first = 0; first < m->columns / 2; first += STEPS, scales += m->rows) {
+            floats uppers[4] = {0}, lowers[4] = {0}, halves[2];
+            for (int64_t step = first; step < first + STEPS; step += 4, weights += 4 * PANEL) {
+                __builtin_prefetch(weights + AHEAD);
+                __builtin_prefetch(weights + AHEAD + 64);
+                for (int j = 0; j < 4; j++) {
+                    unpack(weights + PANEL * j, table, halves);
+                    uppers[j] = added(NF4_PANELS, uppers[j], halves[0], line, step + j);
+                    lowers[j] = added(NF4_PANELS, lowers[j], halves[1], line, step + j);
+                }
+            }
+            upper += ((uppers[0] + uppers[1]) + (uppers[2] + uppers[3])) * widened(scales);
+            lower += ((lowers[0] + lowers[1]) + (lowers[2] + lowers[3])) * widened(scales + LANES);
+        }
+        sums[2 * panel] = upper;
+        sums[2 * panel + 1] = lower;
+    }
+}
+#endif
+
+/* Outputs [first, last) of the prepared inputs times the transposed matrix, each row's `stride` behind the one before;
+ * both ends are multiples of UNIT. */
+static void multiply(const matrix *m, const input *in, int64_t rows, int64_t first, int64_t last, float *result,
+                     int64_t stride) {
+    const char *lines[MOST_LINES];
+    floats sums[4 * MOST_LINES];
+    const int64_t count = lines_of(m->form, in, rows, lines);
+    for (int64_t row = first; row < last; row += UNIT, result += UNIT) {
+        switch (m->form) {
+        case FLOAT_ROWS:
+        case HALF_ROWS:
+            for (int64_t i = 0; i < UNIT; i += 4) {
+                panel_sums(m, row + i, lines, count, sums);
+                for (int64_t r = 0; r < rows; r++)
+                    for (int64_t j = 0; j < 4; j++) result[r * stride + i + j] = sum_of(sums[4 * r + j]);
+            }
+            break;
 #if HAS_PRODUCTS_OF_HALVES
         case NF4_PANELS:
-            for (int64_t part = row; part < row + UNIT; part += PANEL)
-                nf4_panel((const uint8_t *)(numbers + part * columns / 2), (const uint16_t *)m->scales + part, m->rows,
-                          (const uint16_t *)in->lower, columns, result + (part - row));
+            if (rows == 1)
+                nf4_panels(m, row, lines[0], sums);
+            else
+                nf4_sums(m, row, lines, count, sums);
+            for (int64_t r = 0; r < rows; r++) memcpy(result + r * stride, sums + 4 * r, UNIT * sizeof(float));
             break;
 #endif
-        case FLOAT_ROWS:
-            for (int64_t i = 0; i < UNIT; i++)
-                result[i] = float_row((const float *)(numbers + 4 * (row + i) * columns), in->numbers, columns);
+#if HAS_VECTORS_OF_BYTES
+        case BYTE_PANELS:
+            panel_sums(m, row, lines, count, sums);
+            for (int64_t r = 0; r < rows; r++) finish_bytes(m, row, in + r, sums + 8 * r, result + r * stride);
             break;
-        case HALF_ROWS:
-            for (int64_t i = 0; i < UNIT; i++)
-                result[i] = half_row((const int32_t *)(numbers + 2 * (row + i) * columns), in, columns);
-            break;
+#endif
+        default:
+            panel_sums(m, row, lines, count, sums);
+            for (int64_t r = 0; r < rows; r++) memcpy(result + r * stride, sums + 4 * r, UNIT * sizeof(float));
         }
         if (m->bias)
-            for (int64_t i = 0; i < UNIT; i++) result[i] += m->bias[row + i];
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t i = 0; i < UNIT; i++) result[r * stride + i] += m->bias[row + i];
     }
 }
 
-/* Where the part of a thread begins, of so many rows. */
+/* Where the part of a thread begins, of so many rows of a matrix. */
 static inline int64_t part_of(int64_t rows, int64_t thread, int64_t threads) {
     return rows / UNIT * thread / threads * UNIT;
 }
 
-/* Its parts in the scratch of one thread, which has room for `scratch_floats`. */
-static input input_in(float *scratch, int64_t most) {
-    uint8_t *bytes = (uint8_t *)(scratch + 2 * most);
-    return (input){scratch, scratch + most, scratch + most + most / 2, bytes, bytes + most, 0};
-}
+/* Floats of scratch for an input of so many numbers: neighbours' do not fall into the same sets of a cache. */
+static inline int64_t scratch_floats(int64_t most) { return 2 * most + APART; }
 
-static inline int64_t scratch_floats(int64_t most) { return 3 * most; }
+/* The inputs with their parts in the scratch, which has room for as many times `scratch_floats`. */
+static void inputs_in(float *scratch, int64_t most, int64_t rows, input *in) {
+    for (int64_t r = 0; r < rows; r++, scratch += scratch_floats(most))
+        in[r] = (input){scratch, {NULL, NULL}, scratch + most, 0};
+}

@@ -1,20 +1,22 @@
-"""Decoder layers of the Llama family as one call each, for a step of one token on a processor (`one_row.c`).
+"""Decoder layers of the Llama family as one call each, for a step of one token of each of few sessions on a processor
+(`few_rows.c`).
 
 Between the products of such a step nothing reads weights, and each of torch's operations finds the caches full of them.
-Here nothing lies between: threads go from one product to the next. The first step through a layer of each kind is
-computed both ways; where they differ by more than rounding, the layer keeps to the other way.
+Here nothing lies between: threads go from one product to the next, and from one session's keys to the next one's. The
+first step of so many sessions through a layer of each kind is computed both ways; where they differ by more than
+rounding, layers of that kind keep to the other way for so many.
 """
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from molink.shards.attention.attention import AttentionRules
 from molink.shards.matrices.quantize import QuantizedLinear
-from molink.shards.native.one_row import MatrixFields, OneRow, OneRowMatrix
+from molink.shards.native.few_rows import FewRows, FewRowsMatrix, MatrixFields
 
 LANES: Final = 16
 MOST_DIM: Final = 256
@@ -32,7 +34,7 @@ Otherwise: TypeAlias = Callable[[Tensor, Angles, Any], Tensor]
 
 
 class _LayerFields(ctypes.Structure):
-    """`layer` of `one_row.c`."""
+    """`layer` of `few_rows.c`."""
 
     _fields_ = (
         ("heads", MatrixFields * 3), ("out", MatrixFields), ("gated", MatrixFields * 2), ("down", MatrixFields),
@@ -44,30 +46,31 @@ class _LayerFields(ctypes.Structure):
     )  # fmt: skip
 
 
-class _ContextFields(ctypes.Structure):
-    """`context` of `one_row.c`."""
+class Contexts(Protocol):
+    """Where the keys and values of a step's sessions lie."""
 
-    _fields_ = (
-        ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("head_stride", "token_stride", "tokens")),
-    )  # fmt: skip
+    address: int
+    """Of `context` of `few_rows.c` for each session."""
+    heads: int
+    dim: int
+    dtype: torch.dtype
 
 
-class OneRowSteps:
-    """What the layers of one stage share while one token goes through them. Used from one thread."""
+class FewRowsSteps:
+    """What the layers of one stage share while a step goes through them. Used from one thread."""
 
-    __slots__ = ("_angles", "_of", "_shared", "alike", "one_row")
+    __slots__ = ("_angles", "_of", "_shared", "alike", "few_rows")
 
-    def __init__(self, one_row: OneRow) -> None:
-        self.one_row = one_row
-        self.alike: dict[object, bool] = {}
-        """Of each kind of layer, whether it was found to give what torch's operations give."""
+    def __init__(self, few_rows: FewRows) -> None:
+        self.few_rows = few_rows
+        self.alike: dict[tuple[object, int], bool] = {}
+        """Of each kind of layer and number of rows, whether it was found to give what torch's operations give."""
         self._shared = torch.empty(0)
         self._of: Tensor | None = None
         self._angles = torch.empty(0)
 
     def angles(self, cosines: Tensor, sines: Tensor) -> int:
-        """Address of both in float32; the same of all layers in a step."""
+        """Address of both in float32, [2, rows, dim]; the same of all layers in a step."""
         if self._of is not cosines:
             self._angles = torch.stack((cosines.flatten(), sines.flatten())).float()
             self._of = cosines
@@ -81,8 +84,9 @@ class OneRowSteps:
         return self._shared.data_ptr()
 
 
-class OneRowLayer:
-    """One layer, to be called with its hidden states; in other steps than those of one token it runs otherwise."""
+class FewRowsLayer:
+    """One layer, to be called with its hidden states; in other steps than those of few tokens, each of
+    another session, it runs otherwise."""
 
     __slots__ = (
         "_fields",
@@ -90,6 +94,7 @@ class OneRowLayer:
         "_kind",
         "_layer",
         "_most",
+        "_most_rows",
         "_of",
         "_owners",
         "_rules",
@@ -98,7 +103,7 @@ class OneRowLayer:
         "_used",
     )
 
-    def __init__(self, layer: Part, kind: object, rules: AttentionRules, steps: OneRowSteps) -> None:
+    def __init__(self, layer: Part, kind: object, rules: AttentionRules, steps: FewRowsSteps) -> None:
         """`kind`: what layers have in common that run by the same code."""
         self._layer = layer
         self._of = kind
@@ -106,24 +111,30 @@ class OneRowLayer:
         """With the forms of the matrices, for they may be packed later."""
         self._rules = rules
         self._steps = steps
-        self._used: tuple[OneRowMatrix | None, ...] = ()
+        self._used: tuple[FewRowsMatrix | None, ...] = ()
         self._fields: _LayerFields | None = None
         self._kept: list[Tensor] = []
         self._owners = _projections(layer)
-        self._most = self._shared = 0
+        self._most = self._shared = self._most_rows = 0
 
     def __call__(self, states: Tensor, angles: Angles, batch: Any, otherwise: Otherwise) -> Tensor:  # noqa: ANN401 - a batch, as transformers' caches are
         """Hidden states [1, tokens, hidden] behind the layer."""
-        lone = getattr(batch, "lone_context", None)
-        if lone is None or states.numel() > states.shape[-1] or not self._is_ready():
+        rows, found = states.shape[1], getattr(batch, "contexts", None)
+        if found is None or not self._is_ready() or rows > self._most_rows:
             return otherwise(states, angles, batch)
-        context: tuple[Tensor, Tensor] | None = lone(self._layer.self_attn.layer_idx)
-        if context is None or not _readable(*context, states.dtype):
+        place: tuple[Contexts, int] | None = found(self._layer.self_attn.layer_idx)
+        if place is None or not self._reads(place[0], states.dtype):
             return otherwise(states, angles, batch)
-        alike = self._steps.alike.get(self._kind)
+        alike = self._steps.alike.get((self._kind, rows))
         if alike is None:
-            return self._tried(states, angles, batch, otherwise, context)
-        return self._run(states, angles, *context) if alike else otherwise(states, angles, batch)
+            return self._tried(states, angles, batch, otherwise, place)
+        return self._run(states, angles, *place) if alike else otherwise(states, angles, batch)
+
+    def _reads(self, contexts: Contexts, dtype: torch.dtype) -> bool:
+        """Whether the library can read and write them."""
+        fields = self._fields
+        shape = None if fields is None else (fields.keys, fields.dim, dtype)
+        return shape == (contexts.heads, contexts.dim, contexts.dtype)
 
     def _tried(
         self,
@@ -131,32 +142,31 @@ class OneRowLayer:
         angles: Angles,
         batch: Any,  # noqa: ANN401 - as above
         otherwise: Otherwise,
-        context: tuple[Tensor, Tensor],
+        place: tuple[Contexts, int],
     ) -> Tensor:
-        copies = [one.clone() for one in context]
         own = otherwise(states, angles, batch)
-        found = self._run(states, angles, copies[0], copies[1])
-        pairs = [(own - states, found - states)]
-        pairs += [(one[:, :, -1], two[:, :, -1]) for one, two in zip(context, copies, strict=True)]
+        fresh = batch.fresh(self._layer.self_attn.layer_idx)
+        stored = [view.clone() for view in fresh]
+        found = self._run(states, angles, *place)
+        pairs = [*zip((own - states)[0], (found - states)[0], strict=True), *zip(stored, fresh, strict=True)]
         most = max(_LEAST_ROUNDING, _ROUNDING_UNITS * torch.finfo(states.dtype).eps)
-        self._steps.alike[self._kind] = all(
+        self._steps.alike[self._kind, states.shape[1]] = all(
             float((one.float() - two.float()).norm()) <= most * float(one.float().norm())
             for one, two in pairs
         )
+        for view, one in zip(fresh, stored, strict=True):
+            view.copy_(one)
         return own
 
-    def _run(self, states: Tensor, angles: Angles, keys: Tensor, values: Tensor) -> Tensor:
-        steps, threads = self._steps, torch.get_num_threads()
+    def _run(self, states: Tensor, angles: Angles, contexts: Contexts, slot: int) -> Tensor:
+        steps, threads, rows = self._steps, torch.get_num_threads(), states.shape[1]
         states = states.contiguous()
         result = torch.empty_like(states)
-        context = _ContextFields(
-            keys.data_ptr(), values.data_ptr(), keys.stride(1), keys.stride(2), keys.shape[2]
-        )
-        steps.one_row.library.one_row_layer(
+        steps.few_rows.library.few_rows_layer(
             ctypes.addressof(self._fields),  # type: ignore[arg-type] # there are some where it is ready
-            states.data_ptr(), steps.angles(*angles), ctypes.addressof(context), states.dtype is torch.bfloat16,
-            result.data_ptr(), steps.shared(self._shared), steps.one_row.scratch(self._most, threads),
-            self._most, threads,
+            rows, states.data_ptr(), steps.angles(*angles), contexts.address, slot,
+            states.dtype is torch.bfloat16, result.data_ptr(), steps.shared(rows * self._shared),
+            steps.few_rows.scratch(self._most, max(rows, threads)), self._most, threads,
         )  # fmt: skip
         return result
 
@@ -169,7 +179,7 @@ class OneRowLayer:
                 self._describe([matrix for matrix in used if matrix is not None])
         return self._fields is not None
 
-    def _describe(self, matrices: list[OneRowMatrix]) -> None:
+    def _describe(self, matrices: list[FewRowsMatrix]) -> None:
         attention, layer = self._layer.self_attn, self._layer
         dim, shares = attention.head_dim, attention.num_key_value_groups
         count = 1 if hasattr(attention, "qkv_proj") else 3
@@ -202,6 +212,7 @@ class OneRowLayer:
         fields.hidden, fields.inner = hidden, inner
         fields.window = self._rules.sliding_window or 0
         fields.scaling = dim**-0.5 if self._rules.scaling is None else self._rules.scaling
+        self._most_rows = min(matrix.most_rows for matrix in matrices)
         self._most = max(hidden, inner, queries * dim)
         self._shared = every + queries * dim + hidden + inner
         self._kind = (self._of, *forms)
@@ -238,13 +249,8 @@ def _projections(layer: Part) -> tuple[Part, ...]:
     return (*heads, attention.o_proj, *gated, mlp.down_proj)
 
 
-def _matrix_of(module: nn.Module) -> OneRowMatrix | None:
+def _matrix_of(module: nn.Module) -> FewRowsMatrix | None:
     if isinstance(module, QuantizedLinear):
-        return module.matrix.one_row if module.is_whole else None
-    found: OneRowMatrix | None = module.__dict__.get("one_row")
+        return module.matrix.few_rows if module.is_whole else None
+    found: FewRowsMatrix | None = module.__dict__.get("few_rows")
     return found
-
-
-def _readable(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the library can read and write them."""
-    return keys.dtype is dtype is values.dtype and keys.stride() == values.stride() and keys.stride(3) == 1

@@ -1,8 +1,8 @@
-"""Steps of one token by the compiled library give what torch's operations give, and only where they do."""
+"""Decode steps by the compiled library give what torch's operations give, and only where they do."""
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.kernels import fused_layers
-from molink.shards.kernels.one_row_layers import OneRowLayer
+from molink.shards.kernels.few_rows_layers import FewRowsLayer
+from molink.shards.kv.prefix import block_names
 from molink.shards.matrices import products
 from molink.shards.matrices.int8_products import BytePacking, byte_product, memory_of
 from molink.shards.matrices.linear import packed_for_onednn
 from molink.shards.matrices.nf4_products import kernel_takes
 from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices
-from molink.shards.native import compiling, one_row
+from molink.shards.native import compiling, few_rows
 from molink.shards.native.compiling import compiled_library
-from molink.shards.native.one_row import Form, OneRow
-from molink.shards.spec import Span
+from molink.shards.native.few_rows import FewRows, Form
+from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64",
@@ -50,7 +51,7 @@ STEPS = 90
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Folders of models whose matrices are few; they count as many."""
-    monkeypatch.setattr(one_row, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
     monkeypatch.setattr(products, "LEAST_WEIGHTS", 0)
 
     def make(name: str) -> Path:
@@ -93,7 +94,7 @@ def compiler_at_once(compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that has made it before, for tests of what is kept: the real one takes a second each time."""
 
     def compiles(_compiler: str, _openmp: Path, folder: Path) -> Path:
-        made = folder / "one_row.so"
+        made = folder / "few_rows.so"
         made.write_bytes(compiled)
         return made
 
@@ -101,10 +102,10 @@ def compiler_at_once(compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_library.cache_clear()
 
 
-def library() -> OneRow:
+def library() -> FewRows:
     found = compiled_library(None)
     assert found is not None
-    return OneRow(found)
+    return FewRows(found)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -119,6 +120,27 @@ def logits_of(engine: Engine, steps: int = STEPS) -> list[Tensor]:
     return [engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0] for part in parts]
 
 
+def logits_together(engine: Engine, lengths: Sequence[int], steps: int) -> list[list[Tensor]]:
+    """Of so many steps of one token for each of several sessions, behind prompts of these lengths. The first two share
+    the blocks of their beginning."""
+    span, found = Span(*LAYERS), []
+    shared = tuple(range(5, 5 + KV_BLOCK_TOKENS))
+    caches = []
+    for at, length in enumerate(lengths):
+        own = tuple((11 * at + 3 * token) % 300 for token in range(length))
+        prompt = shared + own if at < 2 else own
+        names = block_names(prompt, b"model")
+        cache = engine.new_cache(span, len(prompt) + steps, names, reserve=at % 2 == 0)
+        rest = prompt[cache.length :]
+        engine.step(span, [Rows(cache, len(rest), rest, want_logits=False)], None)
+        cache.name_blocks(names)
+        caches.append(cache)
+    for step in range(steps):
+        rows = [Rows(cache, 1, ((7 * step + at) % 300,), want_logits=True) for at, cache in enumerate(caches)]
+        found.append(list(engine.step(span, rows, None)))
+    return found
+
+
 def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
@@ -126,7 +148,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("shape", [(64, 64), (192, 448), (512, 2048), (2048, 192)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_product_of_one_row_is_that_of_torch_up_to_rounding(
+def test_a_product_of_few_rows_is_that_of_torch_up_to_rounding(
     shape: tuple[int, int], dtype: torch.dtype, packed: bool
 ) -> None:
     weight, row = drawn(*shape).to(dtype), drawn(1, 1, shape[1], seed=1).to(dtype)
@@ -143,7 +165,7 @@ def test_a_product_of_one_row_is_that_of_torch_up_to_rounding(
     assert error(found, row.double() @ weight.double().t()) < (1e-6 if dtype is torch.float32 else 3e-3)
 
 
-def test_a_product_with_bytes_is_bit_for_bit_that_of_more_rows() -> None:
+def test_products_with_bytes_are_bit_for_bit_those_of_onednn() -> None:
     packing, shape = BytePacking(), (192, 448)
     owner = library()
     quantized = Int8Matrices.of(drawn(*shape).bfloat16())
@@ -153,11 +175,13 @@ def test_a_product_with_bytes_is_bit_for_bit_that_of_more_rows() -> None:
     matrix = owner.matrix(Form.BYTE_PANELS, memory_of(packed).data_ptr(), shape, quantized.scales.data)
     if matrix is None:
         pytest.skip("the processor has no wide product of bytes")
-    rows = drawn(9, shape[1], seed=2).bfloat16()
+    rows = drawn(16, shape[1], seed=2).bfloat16()
     rows[3] *= 1000
     together = byte_product(rows, packed, quantized.scales.data)
     for row, expected in zip(rows, together, strict=True):
         assert torch.equal(matrix.product(row[None])[0], expected)
+    for count in range(1, matrix.most_rows + 1):
+        assert torch.equal(matrix.product(rows[:count]), together[:count])
 
 
 def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding() -> None:
@@ -171,6 +195,36 @@ def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding() -> N
     row = drawn(1, shape[1], seed=1).bfloat16()
     plain = quantized.unpacked().float()
     assert error(matrix.product(row), row.float() @ plain.t()) < 4e-3
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gives_the_same_bits_in_any_company(dtype: torch.dtype, packed: bool) -> None:
+    shape, owner = (192, 448), library()
+    weight, rows = drawn(*shape).to(dtype), drawn(16, 448, seed=4).to(dtype)
+    lying = packed_for_onednn(weight) if packed else weight
+    if lying is None:
+        pytest.skip("oneDNN multiplies no such numbers here")
+    panels = Form.FLOAT_PANELS if dtype is torch.float32 else Form.HALF_PANELS
+    matrix = owner.matrix(panels, memory_of(lying).data_ptr(), shape) if packed else owner.rows_of(weight)
+    assert matrix is not None
+    alone = torch.cat([matrix.product(row[None]) for row in rows])
+    for count in range(1, matrix.most_rows + 1):
+        assert torch.equal(matrix.product(rows[:count]), alone[:count])
+    assert error(alone, rows.double() @ weight.double().t()) < (1e-6 if dtype is torch.float32 else 3e-3)
+
+
+def test_products_with_nf4_of_several_rows_are_those_of_the_unpacked_matrix_up_to_rounding() -> None:
+    shape = (192, 448)
+    if not kernel_takes(*shape, torch.bfloat16):
+        pytest.skip("the processor has no product with nf4")
+    quantized = Nf4Matrices.of(drawn(*shape).bfloat16())
+    weight, scales = quantized.kernel_form(...)
+    matrix = library().matrix(Form.NF4_PANELS, weight.data_ptr(), shape, scales)
+    assert matrix is not None
+    rows, plain = drawn(matrix.most_rows, shape[1], seed=1).bfloat16(), quantized.unpacked().float()
+    for count in range(1, len(rows) + 1):
+        assert error(matrix.product(rows[:count]), rows[:count].float() @ plain.t()) < 4e-3
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (64, 100)])
@@ -200,6 +254,23 @@ def test_tokens_alone_go_through_layers_in_one_call_each_and_give_the_same_up_to
         torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("name", "sessions"), [("llama", 2), ("windows", 3), ("norms of heads", 8)])
+def test_tokens_of_several_sessions_go_through_layers_together_and_give_the_same_up_to_rounding(
+    name: str, sessions: int, made: Callable[[str], Path], in_torch: list[int]
+) -> None:
+    """Of different lengths, with shared beginnings, and in several runs of blocks; the first step is computed both
+    ways. A processor with few registers has one row at a time."""
+    folder, lengths = made(name), [3 + 29 * (5 * at % 7) for at in range(sessions)]
+    expected = logits_together(engine_with(folder, LAYERS), lengths, 12)
+    engine = engine_with(folder, LAYERS, exact=False)
+    in_torch.clear()
+    found = logits_together(engine, lengths, 12)
+    together = [tokens for tokens in in_torch if tokens == sessions]
+    assert len(together) == (1 if library().most_rows > 1 else 12 * len(range(*LAYERS)))
+    for one, two in zip(expected, found, strict=True):
+        torch.testing.assert_close(torch.stack(two), torch.stack(one), atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
 def test_so_they_do_in_every_form_of_weights(
     quantization: str, made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
@@ -209,7 +280,7 @@ def test_so_they_do_in_every_form_of_weights(
     in_torch.clear()
     found = logits_of(engine, 20)
     alone = len([tokens for tokens in in_torch if tokens == 1])
-    monkeypatch.setattr(one_row, "LEAST_BYTES", sys.maxsize)
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", sys.maxsize)
     other = engine_with(folder, LAYERS, dtype="bfloat16", quantization=quantization, exact=False)
     in_torch.clear()
     expected = logits_of(other, 20)
@@ -225,13 +296,13 @@ def test_a_layer_that_gives_something_else_keeps_to_torch(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made("llama")
-    own, calls = OneRowLayer._run, []
+    own, calls = FewRowsLayer._run, []
 
-    def run(layer: OneRowLayer, *inputs: Tensor) -> Tensor:
+    def run(layer: FewRowsLayer, *inputs: Tensor) -> Tensor:
         calls.append(1)
         return own(layer, *inputs) * 1.01  # type: ignore[arg-type] # as it is called
 
-    monkeypatch.setattr(OneRowLayer, "_run", run)
+    monkeypatch.setattr(FewRowsLayer, "_run", run)
     expected = logits_of(engine_with(folder, LAYERS), 5)
     found = logits_of(engine_with(folder, LAYERS, exact=False), 5)
     assert len(calls) == 1
@@ -242,9 +313,9 @@ def test_exact_stages_and_small_ones_compile_nothing(
     made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made("llama")
-    monkeypatch.setattr(one_row, "compiled_library", lambda _folder: pytest.fail("it was compiled"))
+    monkeypatch.setattr(few_rows, "compiled_library", lambda _folder: pytest.fail("it was compiled"))
     engine_with(folder, LAYERS)
-    monkeypatch.setattr(one_row, "LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 1 << 30)
     engine_with(folder, LAYERS, exact=False)
 
 
