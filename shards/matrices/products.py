@@ -137,13 +137,21 @@ def time_ways(ways: Sequence[Way], columns: Sequence[int], dtype: torch.dtype) -
                     if turn and sum(of_way_s) > bound_s:
                         continue
                     for matrix, one in enumerate(few):
-                        began_s = time.perf_counter()
-                        way(matrix, inputs[one])
-                        of_way_s[matrix] = min(of_way_s[matrix], time.perf_counter() - began_s)
+                        of_way_s[matrix] = min(of_way_s[matrix], _taken_s(way, matrix, inputs[one]))
                 if turn and time.perf_counter() > deadline_s:
                     break
             found[rows] = tuple(map(sum, least_s))
     return Timings(tuple(sorted(found)), tuple(found[rows] for rows in sorted(found)))
+
+
+def _taken_s(way: Way, matrix: int, rows: Tensor) -> float:
+    """Seconds of one product; without end where it cannot be made, such as for want of memory."""
+    began_s = time.perf_counter()
+    try:
+        way(matrix, rows)
+    except RuntimeError:
+        return math.inf
+    return time.perf_counter() - began_s
 
 
 def few_of(matrices: Sequence[T], nbytes: Callable[[T], int]) -> list[T]:

@@ -42,7 +42,7 @@ def link_package(target: Path) -> None:
     package = target / "molink"
     package.mkdir()
     own = (CHECKOUT / "public" / "__init__.py").read_text(encoding="utf-8")
-    start = own + f"\n__path__ += [{str(CHECKOUT)!r}, {str(CHECKOUT / 'public')!r}]\n"
+    start = f"__path__ += [{str(CHECKOUT)!r}, {str(CHECKOUT / 'public')!r}]\n" + own
     (package / "__init__.py").write_text(start, encoding="utf-8")
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     metadata = target / f"molink-{version}.dist-info"

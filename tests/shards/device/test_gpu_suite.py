@@ -41,6 +41,15 @@ def verdict(modules: ModuleType, told: Mapping[str, Any], **more: object) -> tup
     return result.verdict, result.reason
 
 
+def test_the_package_that_the_suite_makes_is_this_checkouts(modules: ModuleType, tmp_path: Path) -> None:
+    modules.gpu_machine.link_package(tmp_path)
+    told = subprocess.run(
+        [sys.executable, "-c", "import molink.shards.spec; print(molink.SamplingParams.__module__)"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert told.stdout.strip() == "molink.shards.spec", told.stderr
+
+
 @pytest.mark.full
 def test_a_small_case_runs_and_its_figures_are_in_the_file(tmp_path: Path) -> None:
     done = suite("--device", "cpu", "--only", "sampling", where=tmp_path)
