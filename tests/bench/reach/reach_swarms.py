@@ -96,16 +96,34 @@ def tpot(table: Table, rounds: int) -> None:
 
 
 def join(table: Table, rounds: int) -> None:
-    """From `molink-peer join` to `ready`, behind a router nobody can dial through; its profile is known by then."""
+    """From `molink-peer join` to `ready` behind a router nobody can dial through, without what it measures itself."""
     with ExitStack() as stack:
-        swarm = ThreeHomes(stack, forwarded=False)
-        name, folder = swarm.net.home("port", "203.0.121.7"), Path(mkdtemp(prefix="bench-reach-")) / "joins"
-        took_s = []
+        folder = Path(mkdtemp(prefix="bench-reach-"))
+        net = stack.enter_context(Internet(slow=True))
+        host = VOLUNTEERS[0]
+        own = ("--new-swarm", "--layers", "0:4", "--listen", host, "--announce", host)
+        volunteer = HomePeer(stack, net, net.volunteer(host), folder / "volunteer", *own)
+        invited, name = invited_by(volunteer.ready()), net.home("port", "203.0.121.7")
+        runs: list[tuple[float, float]] = []
         for _ in range(rounds + 1):
             began_s = time.monotonic()
-            peer = HomePeer(stack, swarm.net, name, folder, *swarm.options, "--layers", "0:4")
+            peer = HomePeer(
+                stack, net, name, folder / "joins", "--initial-peers", invited, "--layers", "4:12"
+            )
             peer.ready()
-            took_s.append(time.monotonic() - began_s)
+            runs.append((peer.said_s[-1] - began_s, _measuring_s(peer)))
             peer.kill()
-        table.judge("join to ready, behind a router", median(took_s[1:]), "s", READY_BAR_S, turns=took_s[1:])
-        table.note("the first time, which measures the machine", f"{took_s[0]:.1f} s")
+        took_s = [whole_s - measuring_s for whole_s, measuring_s in runs[1:]]
+        table.judge("join to ready, behind a router", median(took_s), "s", READY_BAR_S, turns=took_s)
+        table.note(
+            "the same with measuring, the first time before",
+            ", ".join(f"{whole_s:.1f} s" for whole_s, _ in runs),
+        )
+
+
+def _measuring_s(peer: HomePeer) -> float:
+    """How long it measured itself: a machine too busy to be measured is measured again at each start."""
+    for line, began_s, ended_s in zip(peer.said, peer.said_s, peer.said_s[1:], strict=False):
+        if line.startswith("Measuring"):
+            return ended_s - began_s
+    return 0.0

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ class HomePeer:
 
     def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
         self.name, self.folder = name, folder
+        self.said: list[str] = []
+        self.said_s: list[float] = []
+        """When each of these lines came, on the machine's monotonic clock."""
         command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
         log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
         self._process = subprocess.Popen(
@@ -51,12 +55,12 @@ class HomePeer:
     def ready(self) -> list[str]:
         """What it has printed by the time it is ready."""
         assert self._process.stdout is not None
-        lines: list[str] = []
         for line in self._process.stdout:
-            lines.append(line.rstrip())
-            if lines[-1] == "ready":
-                return lines
-        raise AssertionError(f"it ended: {lines}")
+            self.said.append(line.rstrip())
+            self.said_s.append(time.monotonic())
+            if self.said[-1] == "ready":
+                return self.said
+        raise AssertionError(f"it ended: {self.said}")
 
     def kill(self) -> None:
         """Ends it without a word."""
