@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
+from support.links.data_plane import until
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -44,6 +45,10 @@ async def quarters(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
     async with ForkedSwarm() as swarm:
         await join_spans(swarm, 4)
         yield swarm
+
+
+def span_of(peer: LocalPeer) -> str:
+    return peer.name.rsplit("-", 1)[0].replace("-", ":")
 
 
 def session_of(client: AsyncSwarm) -> ClientSession:
@@ -86,8 +91,7 @@ async def check_that_the_standby_goes_on(
     prompt = references.ids(folder, PROMPT)
     async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
         generation, victim = await lose_one(client, swarm, at, PROMPT)
-    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
-    await swarm.join(victim.name, "--model", BUNDLED, "--layers", span)
+    await swarm.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
     assert generation.epochs == 2
     (recovery,) = generation.recoveries
@@ -105,12 +109,33 @@ async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
     await check_that_the_standby_goes_on(halves, at, 2, references)
 
 
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.full), 1], ids=["head", "tail"])
+async def test_a_peer_that_is_killed_in_the_prompt_changes_no_token(
+    at: int, halves: LocalSwarm, references: References
+) -> None:
+    folder = bundled_folder()
+    prompt = (references.ids(folder, PROMPT) * 12)[:180]
+    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
+        pieces = client.stream_events(prompt, max_new_tokens=24)
+        first = asyncio.ensure_future(anext(pieces))
+        await until(lambda: bool(client.connection.sinks) and session_of(client).log.route is not None)
+        route = session_of(client).log.route
+        assert route is not None
+        (victim,) = [peer for peer in halves.peers if peer.peer_id == route.hops[at].peer_id]
+        await halves.kill(victim)
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            await first
+            generation = [piece.generation async for piece in pieces][-1]
+    await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
+    assert generation is not None
+    assert generation.token_ids == references.greedy(folder, prompt, 24)
+
+
 async def test_the_loss_of_a_standby_changes_nothing(halves: LocalSwarm, references: References) -> None:
     folder = bundled_folder()
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
         generation, victim = await lose_one(client, halves, 0, PROMPT, standby=True)
-    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
-    await halves.join(victim.name, "--model", BUNDLED, "--layers", span)
+    await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
     assert (generation.epochs, generation.recoveries) == (1, ())
 
