@@ -1,7 +1,7 @@
 """A peer is killed in mid-generation: its standby goes on with its copy, and the prompt is not computed again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -17,7 +17,9 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 160
+NEW_TOKENS = 300
+TOKENS_LATER = 40
+"""Of the stream: so many after a standby was there its copy has begun."""
 HEARD_WITHIN_S = 10.0
 STARTED_WITHIN_S = 120.0
 LAYERS = 12
@@ -58,12 +60,12 @@ def session_of(client: AsyncSwarm) -> ClientSession:
 
 
 async def lose_one(
-    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str, *, standby: bool = False
+    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str | Sequence[int], *, standby: bool = False
 ) -> tuple[Generation, LocalPeer]:
-    """Streams a generation, and kills the peer of hop `at`, or its standby, once it has one."""
+    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
     victim: LocalPeer | None = None
     pieces = client.stream_events(prompt, max_new_tokens=NEW_TOKENS)
-    tokens = 0
+    tokens, strike_at = 0, 0
     try:
         while True:
             async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
@@ -76,7 +78,10 @@ async def lose_one(
             route = session.log.route
             assert route is not None
             hop = route.hops[at].peer_id
-            if victim is None and tokens >= 12 and (keeps := session.standbys.substitute(hop)):
+            keeps = session.standbys.substitute(hop)
+            if keeps and not strike_at:
+                strike_at = tokens + TOKENS_LATER
+            if victim is None and keeps and tokens >= strike_at:
                 peers = {peer.peer_id: peer for peer in swarm.peers}
                 victim = peers[keeps if standby else hop]
                 await swarm.kill(victim)
@@ -88,9 +93,9 @@ async def check_that_the_standby_goes_on(
     swarm: LocalSwarm, at: int, hops: int, references: References
 ) -> None:
     folder = bundled_folder()
-    prompt = references.ids(folder, PROMPT)
+    prompt = (references.ids(folder, PROMPT) * 6)[:100]
     async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-        generation, victim = await lose_one(client, swarm, at, PROMPT)
+        generation, victim = await lose_one(client, swarm, at, prompt)
     await swarm.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
     assert generation.epochs == 2
