@@ -18,6 +18,8 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 
+SEEK_AFTER_S = 0.25
+"""A generation that is over by then has no copies made of it: it would be over before they are of use."""
 MOST_ROUNDS = 8
 """Of choices for one circuit: where copies are refused again and again, the swarm has no room for them."""
 _log = logging.getLogger(__name__)
@@ -146,6 +148,7 @@ class Standbys:
         return next((at for at, hop in enumerate(hops) if hop.peer_id == peer_id), -1)
 
     async def _seek(self, circuit: ActiveCircuit) -> None:
+        await asyncio.sleep(SEEK_AFTER_S)
         for _ in range(MOST_ROUNDS):
             await self._lacking.wait()
             self._lacking.clear()

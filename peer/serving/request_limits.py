@@ -52,6 +52,7 @@ class RequestLimits:
         self._packets = Budget(PACKETS)
         self._reservations = Budget(RESERVATIONS)
         self._file_parts = Budget(FILE_PARTS)
+        self._copies = Budget(RESERVATIONS)
         self._refusals = RefusalLog(_log)
 
     def pace(self, link: Link) -> float:
@@ -66,6 +67,10 @@ class RequestLimits:
     async def spend_reservation(self, link: Link) -> None:
         """Raises RequestRefused, after a while, where more is asked than may be."""
         await self._spend(self._reservations, link, "reservations")
+
+    async def spend_copy(self, link: Link) -> None:
+        """As `spend_reservation`, of requests about second copies: they take nothing from reservations."""
+        await self._spend(self._copies, link, "copies")
 
     async def spend_file_part(self, link: Link) -> None:
         """Raises RequestRefused, after a while, where more is asked than may be."""

@@ -155,8 +155,12 @@ class PeerService:
         )
 
     async def _reserve(self, admission: Admission, link: Link, asked: pb.Reserve) -> pb.Response:
+        is_about_copies = asked.copy or self._is_known(asked.descriptor)
+        if is_about_copies:
+            await self._limits.spend_copy(link)
         async with self._turns.setdefault(link, asyncio.Lock()):
-            await self._limits.spend_reservation(link)
+            if not is_about_copies:
+                await self._limits.spend_reservation(link)
             plan = await asyncio.to_thread(read_plan, asked.descriptor, self._spec)
             self._require_encodings(plan, asked.hop)
             if asked.copy:
@@ -171,6 +175,10 @@ class PeerService:
             if readiness.ready:
                 return pb.Response(readiness=readiness)
         return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load))
+
+    def _is_known(self, descriptor: pb.SessionDescriptor) -> bool:
+        """Whether that session has its lease: who asks for it again says who keeps copies."""
+        return self._sessions.get(descriptor.session, descriptor.epoch) is not None
 
     async def _await_ready(self, admission: Admission, link: Link, asked: pb.AwaitReady) -> pb.Response:
         key = LeaseKey(bytes(asked.session), asked.epoch)

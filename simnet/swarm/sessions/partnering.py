@@ -1,6 +1,7 @@
 """Partners of the hops of simulated circuits: chosen, leased, and put in the place of a peer that is gone.
 
-Peers do not keep such copies yet. The choice is the product's, and so are the lease books that grant the memory.
+The choice is the product's, and so are the lease books that grant the memory; copies are leases there like any other,
+where real ones are of a class of their own.
 """
 
 from dataclasses import replace

@@ -1,10 +1,11 @@
 """A peer is killed in mid-generation: its standby goes on with its copy, and the prompt is not computed again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
 import pytest
+from support.links.data_plane import until
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -16,7 +17,9 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 160
+NEW_TOKENS = 300
+TOKENS_LATER = 40
+"""Of the stream: so many after a standby was there its copy has begun."""
 HEARD_WITHIN_S = 10.0
 STARTED_WITHIN_S = 120.0
 LAYERS = 12
@@ -46,6 +49,10 @@ async def quarters(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
         yield swarm
 
 
+def span_of(peer: LocalPeer) -> str:
+    return peer.name.rsplit("-", 1)[0].replace("-", ":")
+
+
 def session_of(client: AsyncSwarm) -> ClientSession:
     (session,) = client.connection.sinks
     assert isinstance(session, ClientSession)
@@ -53,12 +60,12 @@ def session_of(client: AsyncSwarm) -> ClientSession:
 
 
 async def lose_one(
-    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str, *, standby: bool = False
+    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str | Sequence[int], *, standby: bool = False
 ) -> tuple[Generation, LocalPeer]:
-    """Streams a generation, and kills the peer of hop `at`, or its standby, once it has one."""
+    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
     victim: LocalPeer | None = None
     pieces = client.stream_events(prompt, max_new_tokens=NEW_TOKENS)
-    tokens = 0
+    tokens, strike_at = 0, 0
     try:
         while True:
             async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
@@ -71,7 +78,10 @@ async def lose_one(
             route = session.log.route
             assert route is not None
             hop = route.hops[at].peer_id
-            if victim is None and tokens >= 12 and (keeps := session.standbys.substitute(hop)):
+            keeps = session.standbys.substitute(hop)
+            if keeps and not strike_at:
+                strike_at = tokens + TOKENS_LATER
+            if victim is None and keeps and tokens >= strike_at:
                 peers = {peer.peer_id: peer for peer in swarm.peers}
                 victim = peers[keeps if standby else hop]
                 await swarm.kill(victim)
@@ -83,11 +93,10 @@ async def check_that_the_standby_goes_on(
     swarm: LocalSwarm, at: int, hops: int, references: References
 ) -> None:
     folder = bundled_folder()
-    prompt = references.ids(folder, PROMPT)
+    prompt = (references.ids(folder, PROMPT) * 6)[:100]
     async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-        generation, victim = await lose_one(client, swarm, at, PROMPT)
-    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
-    await swarm.join(victim.name, "--model", BUNDLED, "--layers", span)
+        generation, victim = await lose_one(client, swarm, at, prompt)
+    await swarm.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
     assert generation.epochs == 2
     (recovery,) = generation.recoveries
@@ -105,12 +114,33 @@ async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
     await check_that_the_standby_goes_on(halves, at, 2, references)
 
 
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.full), 1], ids=["head", "tail"])
+async def test_a_peer_that_is_killed_in_the_prompt_changes_no_token(
+    at: int, halves: LocalSwarm, references: References
+) -> None:
+    folder = bundled_folder()
+    prompt = (references.ids(folder, PROMPT) * 12)[:180]
+    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
+        pieces = client.stream_events(prompt, max_new_tokens=24)
+        first = asyncio.ensure_future(anext(pieces))
+        await until(lambda: bool(client.connection.sinks) and session_of(client).log.route is not None)
+        route = session_of(client).log.route
+        assert route is not None
+        (victim,) = [peer for peer in halves.peers if peer.peer_id == route.hops[at].peer_id]
+        await halves.kill(victim)
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            await first
+            generation = [piece.generation async for piece in pieces][-1]
+    await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
+    assert generation is not None
+    assert generation.token_ids == references.greedy(folder, prompt, 24)
+
+
 async def test_the_loss_of_a_standby_changes_nothing(halves: LocalSwarm, references: References) -> None:
     folder = bundled_folder()
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
         generation, victim = await lose_one(client, halves, 0, PROMPT, standby=True)
-    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
-    await halves.join(victim.name, "--model", BUNDLED, "--layers", span)
+    await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
     assert (generation.epochs, generation.recoveries) == (1, ())
 

@@ -9,6 +9,7 @@ from support.swarms.served_peer import model
 from molink.peer.models.model import LocalModel
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transmission.classes import TrafficClass
+from molink.shards.kv.prefix import block_names
 from molink.shards.spec import Span
 
 __all__ = ["model"]
@@ -199,3 +200,22 @@ async def test_a_copy_that_is_promoted_goes_on_with_the_same_tokens_and_shares_n
         assert first + found == expected
         rows = standby.metrics.registry.get_sample_value("molink_rows_total") or 0.0
         assert rows - before <= len(history) - known + 12
+
+
+@asynchronous
+async def test_a_hop_that_stays_forgets_the_prompt_s_names_where_its_client_names_none(
+    model: LocalModel,
+) -> None:
+    """What it computes from there on is upon what a standby has sent."""
+    async with copied_circuit(model, ()) as circuit:
+        names = block_names(PROMPT[:-1], b"client")
+        descriptor = await circuit.circuit.reserve(1, len(PROMPT), 20, b"".join(names))
+        descriptor.epoch, descriptor.prefix_blocks = 2, b""
+        link = circuit.circuit.links[0]
+        asked = pb.Request(reserve=pb.Reserve(descriptor=descriptor, ready_within_ms=2000))
+        assert (await ask(link, asked)).readiness.ready
+        await circuit.start(descriptor, PROMPT, 6)
+        await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=2)))
+        held = await circuit.circuit.reserve(2, len(PROMPT), 20, b"".join(names))
+        assert held.epoch == 1
+        assert circuit.circuit.held[2] == [0]
