@@ -18,6 +18,8 @@ ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""
 
+STATES_KEPT = 2
+"""Of each session, where layers keep states: those behind its latest step, and those before it."""
 MAX_STEP_TOKENS = 512
 """New tokens of one session in one step, at most: layers with a window keep room for so many beside it."""
 
@@ -170,9 +172,10 @@ class ModelSpec:
         return MAX_STEP_TOKENS if any(self.kv_windows) else self.context_length
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks, and its states."""
+        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks, and its states,
+        also those before its latest step."""
         windows = self.kv_windows or (None,) * self.layers
-        return sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
+        return STATES_KEPT * sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
             most_kv_blocks(tokens, windows[layer]) * self.kv_bytes_per_token[layer] for layer in span
         )
 

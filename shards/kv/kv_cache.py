@@ -10,7 +10,7 @@ from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_memory import LayerLayout, raw_bytes, write_raw
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.kv.session_state import raw_states, write_raw_states
-from molink.shards.spec import KV_BLOCK_TOKENS, Span
+from molink.shards.spec import KV_BLOCK_TOKENS, STATES_KEPT, Span
 
 
 class CacheFull(ValueError):
@@ -104,8 +104,10 @@ class SequenceCache:
         return self._pool.states(self._state)
 
     def write_states(self, states: Mapping[int, Sequence[Tensor]]) -> None:
-        """They are those behind the tokens that will count next; all layers' that keep some."""
+        """They are those behind the tokens that will count next, of all layers. Those before the step stay too."""
         if self._state is not None:
+            if self.length == self.began:
+                self._state.blocks.reverse()
             for layer, kept in self._pool.states(self._state).items():
                 for view, state in zip(kept, states[layer], strict=True):
                     view.copy_(state)
@@ -119,7 +121,7 @@ class SequenceCache:
     def least_length(self) -> int:
         """`truncate` can go back to so many tokens and to any more; it can always begin anew."""
         if self._state is not None:
-            return self.length
+            return self.began if self.length - self.began == 1 else self.length
         return max(table.least_length for table in self._tables)
 
     def index_slot(self, layer: int) -> int:
@@ -135,7 +137,7 @@ class SequenceCache:
             raise CacheFull(wanted, self.capacity_tokens)
         if self._stored is not None:
             self._resume(wanted)
-        elif any(table.end < _blocks(wanted) for table in self._tables) or self._lacks_state:
+        elif any(table.end < _blocks(wanted) for table in self._tables) or not self.tables[-1].blocks:
             self._drop_passed()
             self.take_blocks(wanted)
 
@@ -197,10 +199,13 @@ class SequenceCache:
             return
         if self._stored is not None:
             self._resume(self.length)
-        if 0 < length < self.least_length:
+        goes_back = self._state is not None and self.began == length < self.length
+        if 0 < length < self.least_length and not goes_back:
             what = "a sliding window has passed" if self._state is None else "states have left behind"
             raise ValueError(f"cannot truncate to {length}: {what} what came before")
-        if length < self.least_length:
+        if self._state is not None and goes_back:
+            self._state.blocks.reverse()
+        elif length < self.least_length:
             self._pool.clear(self._tables)
             self.length = 0
             self.take_blocks(0)
@@ -256,19 +261,17 @@ class SequenceCache:
         self.advance(tokens)
         self.begin_step()  # what windows had passed has not come
         self._drop_passed()
-        if self.reserved:
-            self.take_blocks(stop)
+        self.take_blocks(stop)
 
     def suspend(self) -> None:
         """Moves its blocks to the host's memory, until a step requires them. What others share stays theirs."""
         if self._stored is None and not self.closed:
-            firsts = [max(table.first, table.kept_from(self.began)) for table in self._tables]
+            self._drop_passed()
+            firsts = [table.first for table in self._tables]
             kept = [first * KV_BLOCK_TOKENS for first in firsts]
             with torch.inference_mode():
                 self._stored = [torch.cat(views, 2).to("cpu") for views in self._views(kept, self.length)]
-                self._stored += [
-                    state.to("cpu", copy=True) for one in (self.states or {}).values() for state in one
-                ]
+                self._stored += [state.to("cpu", copy=True) for state in self._all_states()]
             self._pool.clear(self.tables)
             for table, first in zip(self._tables, firsts, strict=True):
                 table.first = first
@@ -303,14 +306,10 @@ class SequenceCache:
                 raise
             self._pool.extend(self.tables, self._ends(tokens, 0))
 
-    @property
-    def _lacks_state(self) -> bool:
-        return self._state is not None and not self._state.blocks
-
     def _ends(self, tokens: int, wanted: int) -> list[int]:
         """How far each table is to reach: for so many tokens, and to `wanted` blocks as far as it may hold them."""
         ends = [max(_blocks(tokens), min(wanted, table.first + table.most)) for table in self._tables]
-        return ends if self._state is None else [*ends, 1]
+        return ends if self._state is None else [*ends, STATES_KEPT]
 
     def _drop_passed(self) -> None:
         for table in self._tables:
@@ -320,19 +319,24 @@ class SequenceCache:
 
     def _resume(self, tokens: int) -> None:
         """Takes blocks again and writes what was stored."""
-        kept = [table.first for table in self._tables]
         self.take_blocks(tokens)
         stored, self._stored = iter(self._stored or ()), None
-        parts = self._views([first * KV_BLOCK_TOKENS for first in kept], self.length)
+        parts = self._views([table.first * KV_BLOCK_TOKENS for table in self._tables], self.length)
         with torch.inference_mode():
             for views, states in zip(parts, stored, strict=False):
                 for view, part in zip(
                     views, states.split_with_sizes([view.shape[2] for view in views], 2), strict=True
                 ):
                     view.copy_(part)
-            for one in (self.states or {}).values():
-                for state in one:
-                    state.copy_(next(stored))
+            for state in self._all_states():
+                state.copy_(next(stored))
+
+    def _all_states(self) -> list[Tensor]:
+        """Those behind the latest step, and then those before it."""
+        if self._state is None or self.length == 0:
+            return []
+        kept = [self._pool.states(self._state, moment) for moment in range(STATES_KEPT)]
+        return [state for layers in kept for one in layers.values() for state in one]
 
     def _write(self, kept: Sequence[int], stop: int, view: memoryview) -> None:
         offset = 0

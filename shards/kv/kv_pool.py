@@ -37,9 +37,9 @@ class KvPool:
         self.collect()
         return len(self._tables)
 
-    def states(self, table: BlockTable) -> dict[int, tuple[Tensor, ...]]:
-        """The states [1, *shape] of each layer of a `state_table` that has its block."""
-        (block,) = table.blocks
+    def states(self, table: BlockTable, kept: int = 0) -> dict[int, tuple[Tensor, ...]]:
+        """The states [1, *shape] of each layer in one of the blocks of a `state_table` that has them."""
+        block = table.blocks[kept]
         views: dict[int, tuple[Tensor, ...]] = block.extent.memory.views(block.index)
         return views
 

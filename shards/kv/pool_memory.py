@@ -8,7 +8,7 @@ from molink.shards.kv.block_table import BlockTable
 from molink.shards.kv.extents import BlockKind, PoolFull
 from molink.shards.kv.kv_memory import KvMemory, LayerLayout
 from molink.shards.kv.session_state import StateMemory
-from molink.shards.spec import KV_BLOCK_TOKENS, Span, most_kv_blocks
+from molink.shards.spec import KV_BLOCK_TOKENS, STATES_KEPT, Span, most_kv_blocks
 
 
 class PoolMemory:
@@ -39,13 +39,14 @@ class PoolMemory:
         return tuple(tables)
 
     def state_table(self, span: Span, layouts: Sequence[LayerLayout]) -> BlockTable | None:
-        """An empty table for what the layers keep beside keys and values, which is one block; None if nothing."""
+        """An empty table for what the layers keep beside keys and values, a block for each of STATES_KEPT moments; None
+        if nothing."""
         own = {layer: layout for layer, layout in zip(span, layouts, strict=True) if layout.states}
         if not own:
             return None
         kind = BlockKind(tuple(own), sum(layout.state_bytes for layout in own.values()), per_session=True)
         self._layouts[kind] = tuple(own.values())
-        return BlockTable(kind, None, 1)
+        return BlockTable(kind, None, STATES_KEPT)
 
     def create(self, kind: BlockKind, count: int) -> KvMemory | StateMemory:
         """Memory of an extent.

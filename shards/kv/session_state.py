@@ -1,7 +1,8 @@
 """What layers keep of a session beside keys and values: a state of fixed size, whatever the session's length.
 
 Convolutions keep their last inputs, linear attention and state-space layers a recurrent state (Mamba, Gu and Dao
-2023, section 3.5.2; Gated DeltaNet, Yang et al. 2024). Such a state cannot go back to an earlier token.
+2023, section 3.5.2; Gated DeltaNet, Yang et al. 2024). Such a state cannot go back to an earlier token, so the one
+before the latest step is kept beside it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -15,6 +15,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, circ
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
+from molink.peer.wire.link.link import RESUME_WAIT_S
 from molink.peer.wire.transmission.policies import POLICIES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
@@ -108,3 +109,34 @@ async def test_every_policy_of_transmission_gives_the_same_tokens(
     async with thirds("--transmission-policy", policy) as (_, client):
         made = await asyncio.gather(*(generate(client, prompt, 12) for prompt in prompts))
     assert [one.token_ids for one in made] == expected
+
+
+@pytest.mark.timeout(200)
+async def test_a_session_whose_links_were_lost_goes_on_behind_its_caches(
+    anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can take another's place, and for longer than a link waits there is no way between any two of them."""
+    ports, folder, text = free_ports(len(THIRDS)), bundled_folder(), PROMPT * 4
+    prompt = references.ids(folder, text)
+    async with CuttingProxy() as proxy:
+        monkeypatch.setenv("MOLINK_HTTP_PROXY", proxy.url)
+        async with thirds(metrics_ports=ports) as (_, client):
+            tokens: list[int] = []
+            pieces = client.stream_events(text, max_new_tokens=200)
+            generation = None
+            async for piece in pieces:
+                if len(tokens) < 20 <= len(tokens) + len(piece.token_ids):
+                    proxy.refuses = True
+                    proxy.cut()
+                    asyncio.get_running_loop().call_later(
+                        RESUME_WAIT_S + 0.5, setattr, proxy, "refuses", False
+                    )
+                tokens.extend(piece.token_ids)
+                generation = piece.generation
+            expected = references.greedy(folder, prompt, 200)
+            least = len(prompt) + len(expected) - 1
+            counted = await rows_once_counted(ports, least)
+    assert tuple(tokens) == tuple(expected)
+    assert generation is not None
+    assert generation.epochs > 1
+    assert all(rows < least + len(prompt) / 2 for rows in counted), (counted, least, len(prompt))

@@ -118,7 +118,35 @@ def test_states_are_suspended_and_come_back(engine: Engine) -> None:
     engine.pool.check_integrity()
 
 
-def test_a_session_with_states_goes_back_to_its_beginning_only(engine: Engine) -> None:
+@pytest.mark.parametrize("reserve", [True, False])
+@pytest.mark.parametrize("architecture", QUICK)
+def test_a_session_with_states_goes_back_to_where_its_latest_step_began(
+    tiny_model: TinyModel, tmp_path: Path, architecture: str, reserve: bool
+) -> None:
+    store_tiny(CONFIG_MAPPING[architecture](**OVERRIDES.get(architecture, {})), tmp_path)
+    layers = describe(tmp_path, "float32").layers
+    whole, engine = Span(0, layers), engine_with(tmp_path, (0, layers))
+
+    def step(cache: SequenceCache, ids: tuple[int, ...]) -> torch.Tensor:
+        return engine.step(whole, [Rows(cache, len(ids), ids, want_logits=True)], None)
+
+    cache, other = (engine.new_cache(whole, 64, reserve=reserve) for _ in range(2))
+    for begin, stop in ((0, 16), (16, 17), (17, 21), (21, 22), (22, 23)):
+        tried = tuple(token + 1 for token in PROMPT[begin:stop])
+        step(cache, tried)
+        assert cache.least_length == (begin if stop - begin == 1 else stop)
+        if not reserve and begin % 2:
+            cache.suspend()
+            assert cache.least_length == (begin if stop - begin == 1 else stop)
+        cache.truncate(begin, same_tokens=True)
+        assert cache.length == begin
+        assert torch.equal(step(cache, PROMPT[begin:stop]), step(other, PROMPT[begin:stop]))
+    with pytest.raises(ValueError, match="states"):
+        cache.truncate(21)
+    engine.pool.check_integrity()
+
+
+def test_a_session_with_states_goes_back_to_its_beginning(engine: Engine) -> None:
     cache = engine.new_cache(WHOLE, 64)
     first = feed(engine, cache, PROMPT)
     with pytest.raises(ValueError, match="states"):
