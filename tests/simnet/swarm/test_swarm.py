@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.client.circuit import circuit_builder, in_flight_load, peer_history, quarantine, route_selector
+from molink.client.circuit import circuit_builder, peer_history, quarantine, route_selector
 from molink.dht.gossip import publisher
 from molink.dht.host.compressed_stream import Deflater
 from molink.dht.membership import timing
@@ -147,7 +147,7 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert moving.LOOK_EVERY_S == placing.LOOK_EVERY_S
     assert member.LeaseBook is leases.LeaseBook
     assert member.AnnouncingCore is publisher.core.AnnouncingCore
-    assert gateway_view.InFlightLoad is in_flight_load.InFlightLoad
+    assert gateway_view.InFlightLoad is peer_history.InFlightLoad
     assert announcing.announcement_interval_s is timing.announcement_interval_s
     assert announcing.sign_state is announcement.sign_state
 
