@@ -207,15 +207,10 @@ Event = FormingEvent | Yielded | Taken | Lost | End
 Effect = Plan | Reserve | Seize | Release | AwaitNews | Start | GiveUp
 _WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
     Begin: frozenset({CircuitPhase.IDLE}),
-    Planned: frozenset({CircuitPhase.PLANNING}),
-    NoRoute: frozenset({CircuitPhase.PLANNING}),
-    ReservationRefused: frozenset({CircuitPhase.RESERVING}),
-    Overdue: frozenset({CircuitPhase.RESERVING}),
-    Ready: frozenset({CircuitPhase.RESERVING}),
+    **dict.fromkeys((Planned, NoRoute), frozenset({CircuitPhase.PLANNING})),
+    **dict.fromkeys((ReservationRefused, Overdue, Ready), frozenset({CircuitPhase.RESERVING})),
     Waited: frozenset({CircuitPhase.WAITING}),
-    Yielded: frozenset({CircuitPhase.RUNNING}),
-    Taken: frozenset({CircuitPhase.RUNNING}),
-    Lost: frozenset({CircuitPhase.RUNNING}),
+    **dict.fromkeys((Yielded, Taken, Lost), frozenset({CircuitPhase.RUNNING})),
     End: frozenset(CircuitPhase),
 }
 

@@ -1,4 +1,4 @@
-"""Reachability probes: dials many peers at once, to find out who is there, when those that seemed best are not.
+"""Reachability probes: who is there is found out by asking, many peers at once, or the hops of one circuit.
 
 Whoever announces an address need not answer there, and identities cost nothing. So once a circuit could not be formed
 because a peer did not answer, many others are tried side by side, each address once, and circuits are looked for among
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from molink.client.circuit.overdue import SignOfLife, answers_until_s
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -102,3 +103,39 @@ class ReachabilityProbes:
             self.record_answer(facts.peer_id)
         finally:
             self._under_way.pop(facts.peer_id, None)
+
+
+async def ask_signs_of_life(links: Sequence[Link], session: bytes, epoch: int) -> list[SignOfLife]:
+    """Returns what a circuit's hops answer when they are asked for the session's lease, in order; those that are late
+    without an answer."""
+    clock = asyncio.get_running_loop().time
+    since_s = clock()
+    signs = {link.peer_id: SignOfLife(link.peer_id, None) for link in links}
+    pending = {asyncio.create_task(_sign_of_life(link, session, epoch)) for link in links}
+    try:
+        while pending:
+            left_s = since_s + answers_until_s(list(signs.values()), ANSWER_S) - clock()
+            done, pending = await asyncio.wait(
+                pending, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            signs |= {task.result().peer_id: task.result() for task in done}
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    return list(signs.values())
+
+
+async def _sign_of_life(link: Link, session: bytes, epoch: int) -> SignOfLife:
+    clock = asyncio.get_running_loop().time
+    since_s = clock()
+    asked = pb.AwaitReady(session=session, epoch=epoch, wait_ms=0)
+    try:
+        response, _ = await link.request(pb.Request(await_ready=asked), ANSWER_S)
+    except LinkError:
+        return SignOfLife(link.peer_id, None)
+    if response.WhichOneof("body") != "readiness":
+        return SignOfLife(link.peer_id, None)
+    return SignOfLife(link.peer_id, clock() - since_s, response.readiness.computing_ms / 1000)

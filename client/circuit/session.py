@@ -14,19 +14,17 @@ from molink.client.circuit import overdue, patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.reserving import Report, release
+from molink.client.circuit.scouting import ask_signs_of_life
 from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
 from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
-from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import Span
 
 RENEW_EVERY_S = 8.0
-ANSWER_S = 2.0
-"""Within which a hop of a circuit that yields nothing has to say that it is there."""
 SPARE_EVENTS = 8
 """Room for losses in the queue, beside tokens: each circuit has at most one."""
 
@@ -255,7 +253,7 @@ class ClientSession:
             if circuit is None:
                 continue
             is_over = clock() - since_s >= patience_s
-            signs = await self._signs_of_life(circuit)
+            signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
             fault = overdue.hop_at_fault(signs, self._token_s(circuit.route), is_over=is_over)
             if not self._events.empty():
                 continue
@@ -284,42 +282,6 @@ class ClientSession:
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
         return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
-
-    async def _signs_of_life(self, circuit: ActiveCircuit) -> list[overdue.SignOfLife]:
-        """What the circuit's hops answer, in order; those that are late without it."""
-        clock = asyncio.get_running_loop().time
-        since_s = clock()
-        signs = {link.peer_id: overdue.SignOfLife(link.peer_id, None) for link in circuit.links}
-        pending = {asyncio.create_task(self._sign_of_life(circuit, link)) for link in circuit.links}
-        try:
-            while pending:
-                until_s = overdue.answers_until_s(list(signs.values()), ANSWER_S)
-                done, pending = await asyncio.wait(
-                    pending,
-                    timeout=max(0.0, since_s + until_s - clock()),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not done:
-                    break
-                signs |= {task.result().peer_id: task.result() for task in done}
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-        return list(signs.values())
-
-    async def _sign_of_life(self, circuit: ActiveCircuit, link: Link) -> overdue.SignOfLife:
-        """That hop's answer for the session's lease."""
-        clock = asyncio.get_running_loop().time
-        since_s = clock()
-        asked = pb.AwaitReady(session=self._template.session, epoch=circuit.descriptor.epoch, wait_ms=0)
-        try:
-            response, _ = await link.request(pb.Request(await_ready=asked), ANSWER_S)
-        except LinkError:
-            return overdue.SignOfLife(link.peer_id, None)
-        if response.WhichOneof("body") != "readiness":
-            return overdue.SignOfLife(link.peer_id, None)
-        return overdue.SignOfLife(link.peer_id, clock() - since_s, response.readiness.computing_ms / 1000)
 
     async def _has_other(self, peer_id: str) -> bool:
         """Whether there is a circuit without that peer: the only one that there is gets the time that it may take."""
