@@ -48,7 +48,8 @@ def fuse_layers(
 
     `model` is what owns the layers, on whose rotary positions they rely; `config` is the text decoder's. One layer of
     each kind is tried, the others are of the same code and settings. Quantized matrices that take the same inputs
-    become one, so products are installed afterwards. With `few_rows`, steps of one token are one call a layer.
+    become one, so products are installed afterwards. With `few_rows`, decode steps of few sessions are one call
+    a layer.
     """
     rotary = getattr(model, "rotary_emb", None)
     if slot.exact or rotary is None or slot.slopes is not None:

@@ -146,7 +146,7 @@ class SequenceCache:
         left them; None where some lie in several runs of blocks."""
         if self._order is None:
             (table,) = self._tables
-            runs = self._pool.views(table, start, start + tokens)
+            runs = _views(self._pool, table, start, start + tokens)
             return runs[0] if len(runs) == 1 else None
         parts = self.parts(start, tokens)
         return [views[0] for views in parts] if all(len(views) == 1 for views in parts) else None
@@ -156,7 +156,7 @@ class SequenceCache:
         found = [
             list(views)
             for table in self._tables
-            for views in zip(*self._pool.views(table, start, start + tokens), strict=True)
+            for views in zip(*_views(self._pool, table, start, start + tokens), strict=True)
         ]
         if self._order is None:
             return found
@@ -363,7 +363,7 @@ class SequenceCache:
     def _views(self, kept: Sequence[int], stop: int) -> Iterator[tuple[Tensor, ...]]:
         """For each table, from its token in `kept` on, and each of its slots the views of all runs up to `stop`."""
         for table, first in zip(self._tables, kept, strict=True):
-            yield from zip(*self._pool.views(table, first, stop), strict=True)
+            yield from zip(*_views(self._pool, table, first, stop), strict=True)
 
     def _share(self, full: int) -> None:
         """Shares blocks that have become full since there were `full` of them."""
@@ -409,3 +409,8 @@ def open_cache(
 
 def _blocks(tokens: int) -> int:
     return -(-tokens // KV_BLOCK_TOKENS)
+
+
+def _views(pool: KvPool, table: BlockTable, start: int, stop: int) -> list[list[Tensor]]:
+    """Tokens [start, stop) of a table, as far as they are still there: for each run of blocks a view of every slot."""
+    return [memory.slots(first, tokens) for memory, first, tokens in pool.runs(table, start, stop)]

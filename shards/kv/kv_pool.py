@@ -162,13 +162,9 @@ class KvPool:
         for index in range(max(start, table.first), min(stop, len(names))):
             self._allocator.name(table.blocks[index - table.first], names[index])
 
-    def views(self, table: BlockTable, start: int, stop: int) -> list[list[Tensor]]:
-        """Tokens [start, stop) of the sequence, as far as they are still there: for each run of blocks a view of
-        every slot."""
-        return [memory.slots(first, tokens) for memory, first, tokens in self.runs(table, start, stop)]
-
     def runs(self, table: BlockTable, start: int, stop: int) -> list[tuple[KvMemory, int, int]]:
-        """The same as the memory in which each run is, its first token there, and how many it has."""
+        """Tokens [start, stop) of the sequence, as far as they are still there: for each run of blocks the memory that
+        it is in, its first token there, and how many it has."""
         runs: list[tuple[KvMemory, int, int]] = []
         begin = table.first * KV_BLOCK_TOKENS
         for extent, index, count in self._runs(table).each:

@@ -99,7 +99,7 @@ def install_products(
 ) -> None:
     """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
     only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
-    was: now, or `later`. What is `known` is not measured. One row is multiplied by `few_rows` where it can be."""
+    was: now, or `later`. What is `known` is not measured. Few rows are multiplied by `few_rows` where they can be."""
     scratch = Scratch()
     layers = [
         module

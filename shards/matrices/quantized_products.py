@@ -20,7 +20,7 @@ def install_quantized(
     model: nn.Module, slot: BatchSlot, scratch: products.Scratch, few_rows: FewRows | None = None
 ) -> None:
     """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
-    memory that is kept. What their kernels' layouts hold is multiplied by one row by `few_rows`."""
+    memory that is kept. What their kernels' layouts hold is multiplied by few rows by `few_rows`."""
     large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
     packing = BytePacking()
     for module in model.modules():

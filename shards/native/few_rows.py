@@ -19,8 +19,6 @@ UNIT: Final = 64
 """Rows and columns of a matrix are multiples of it."""
 _TRIED_ROWS: Final = (1, 7)
 """Lines of a matrix go through it four, two or one at a time."""
-_MOST_OF_FLOAT_ROWS: Final = 8
-"""Of more, numbers of float32 as torch keeps them are read no faster than by oneDNN."""
 _LEAST_ROUNDING: Final = 1e-5
 _ROUNDING_UNITS: Final = 4
 """As in `fused_layers.py`."""
@@ -150,8 +148,7 @@ class FewRowsMatrix:
     @property
     def most_rows(self) -> int:
         """So many rows it is multiplied by at once."""
-        most = self._owner.most_rows
-        return min(most, _MOST_OF_FLOAT_ROWS) if self.fields.form == Form.FLOAT_ROWS else most
+        return min(self._owner.most_rows, _MOST_ROWS.get(self.fields.form, self._owner.most_rows))
 
     def takes(self, rows: Tensor) -> bool:
         """Whether these are so few rows, in its dtype."""
@@ -173,6 +170,8 @@ class FewRowsMatrix:
         return True
 
 
+_MOST_ROWS: Final = {Form.FLOAT_ROWS: 8, Form.NF4_PANELS: 4}
+"""More rows of these go faster through oneDNN and bitsandbytes (decision 0038)."""
 _FLOATS: Final = (Form.FLOAT_PANELS, Form.FLOAT_ROWS)
 _ADDRESS: Final = ctypes.c_void_p
 _COUNT: Final = ctypes.c_int64

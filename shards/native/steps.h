@@ -24,7 +24,7 @@
 #define BLOCK 64   /* numbers of nf4 that share a scale */
 #define PANEL 32   /* rows of nf4 that lie together */
 #define STEPS 32   /* of a panel, in which all lines go through it before the next: a block of nf4, and 8 KB of others */
-#define TOGETHER 8 /* lines at most that go through it together: their sums stay in registers */
+#define TOGETHER 4 /* lines at most that go through it together: their sums stay in registers */
 #define ASKED_STEPS 8 /* for which is asked together */
 #define AHEAD 3072 /* bytes that are asked for before they are needed, where no other lines come between */
 #define APART 48   /* floats */
@@ -59,7 +59,6 @@ typedef struct {
 #define STEP_BYTES(form) ((form) == NF4_PANELS ? PANEL : 256)
 #define VECTORS(form) ((form) == NF4_PANELS ? 2 : 4)
 #define IN_ROWS(form) ((form) == FLOAT_ROWS || (form) == HALF_ROWS)
-#define LINES(form) ((form) == NF4_PANELS ? TOGETHER : TOGETHER / 2)
 /* Columns that a step goes through. */
 #define STEP_COLUMNS(form) \
     ((form) == FLOAT_PANELS ? 1 : (form) == BYTE_PANELS ? 4 : (form) == FLOAT_ROWS ? 16 : (form) == HALF_ROWS ? 32 : 2)
@@ -184,8 +183,7 @@ INLINED void add_steps(const int form, const int count, const stretch *at, const
     case form: \
         if (count == 1) add_steps(form, 1, at, lines, sums); \
         else if (count == 2) add_steps(form, 2, at, lines, sums); \
-        else if (count == 4) add_steps(form, 4, at, lines, sums); \
-        else if (form == NF4_PANELS) add_steps(form, TOGETHER, at, lines, sums); \
+        else add_steps(form, TOGETHER, at, lines, sums); \
         return;
 
 static void add_steps_of(int64_t form, int64_t count, const stretch *at, const char *const *lines, floats *sums) {
@@ -201,12 +199,12 @@ static void add_steps_of(int64_t form, int64_t count, const stretch *at, const c
 
 /* The same for any number of lines, some at a time; meanwhile the memory behind is asked for, a part each time. */
 static void add_all(int64_t form, int64_t count, stretch at, const char *const *lines, floats *sums) {
-    const int64_t most = LINES(form), turns = (count + most - 1) / most;
+    const int64_t turns = (count + TOGETHER - 1) / TOGETHER;
     const int64_t unit = IN_ROWS(form) ? 1 : 64, asked = IN_ROWS(form) ? 4 : ASKED_STEPS * STEP_BYTES(form) / 64;
     if (turns == 1) at.ahead = AHEAD;
-    for (int64_t turn = 0; turn < turns; turn++, lines += most, sums += 4 * most, count -= most) {
+    for (int64_t turn = 0; turn < turns; turn++, lines += TOGETHER, sums += 4 * TOGETHER, count -= TOGETHER) {
         at.from = asked * turn / turns * unit;
         at.to = asked * (turn + 1) / turns * unit;
-        add_steps_of(form, count > 4 ? most : count > 2 ? 4 : count, &at, lines, sums);
+        add_steps_of(form, count > 2 ? TOGETHER : count, &at, lines, sums);
     }
 }
