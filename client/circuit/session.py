@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit import overdue, patience
+from molink.client.circuit import patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.reserving import Report, release
@@ -254,7 +254,7 @@ class ClientSession:
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            fault = overdue.hop_at_fault(signs, self._token_s(circuit.route), is_over=is_over)
+            fault = patience.hop_at_fault(signs, self._token_s(circuit.route), is_over=is_over)
             if not self._events.empty():
                 continue
             if fault is not None and (is_over or await self._has_other(fault.peer_id)):
@@ -269,7 +269,9 @@ class ClientSession:
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
         is_first = self._circuits.first_token_since_s is not None
-        ask_s = overdue.ask_after_s(route.tpot_ms / 1000, self._circuits.measured_s, asked, is_first=is_first)
+        ask_s = patience.ask_after_s(
+            route.tpot_ms / 1000, self._circuits.measured_s, asked, is_first=is_first
+        )
         first_s = self._predicted_first_s(route)
         return self._circuits.patience_s(first_s, route.tpot_ms / 1000), ask_s
 

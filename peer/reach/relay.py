@@ -179,7 +179,7 @@ class Relay:
             raise RelayError("that peer does not stay here")
         invite = Invite(public_key_of(self._user.identity.peer_id), token, direct=False)
         try:
-            await self._tell(stay, invite)
+            await _tell(stay, invite)
         except (TimeoutError, OSError) as error:
             raise RelayError(f"{peer_id} could not be told: {error}") from error
         return await self.expect(peer_id, token, timeout_s, invite)
@@ -282,31 +282,16 @@ class Relay:
         try:
             for end in tuple(self._waiting.values()):  # the former may be gone without a word
                 if end.peer_id == guest.peer_id and end.invite is not None and not end.came.done():
-                    await self._invite(guest, end.invite)
+                    await _invite(guest, end.invite)
             while True:
                 async with asyncio.timeout(STAY_SILENT_S):
                     expect_relay(await read_relay(guest.connection), RelayPing)
-                if not await self._tell(guest, RelayPong()):
+                if not await _tell(guest, RelayPong()):
                     raise RelayError("what is said to this end does not arrive")
                 await asyncio.sleep(PING_PAUSE_S)
         finally:
             if self._stays.get(guest.peer_id) is guest:
                 del self._stays[guest.peer_id]
-
-    async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> bool:
-        """Whether who stays was told. If not, a packet may have been cut off, and the stay ends."""
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S), guest.writing:
-                await write_relay(guest.connection, packet)
-        except (OSError, TimeoutError):
-            if guest.task is not None and guest.task is not asyncio.current_task():
-                guest.task.cancel()
-            return False
-        return True
-
-    async def _invite(self, stay: Guest, invite: Invite) -> None:
-        if not await self._tell(stay, invite):
-            raise RelayError("that peer does not hear this relay any more")
 
     async def _reach(self, guest: Guest, question: ReachRequest) -> bool:
         try:
@@ -319,7 +304,7 @@ class Relay:
             raise RelayError("that peer does not stay here")
         invite = Invite(public_key_of(guest.peer_id), question.token, question.direct)
         if question.direct:
-            await self._invite(stay, invite)
+            await _invite(stay, invite)
             await write_relay(guest.connection, Invited())
             return False
         if question.token in self._waiting:
@@ -332,7 +317,7 @@ class Relay:
         """Has who stays come, and joins its new connection to that of who asked."""
         waiting = self._waiting[invite.token] = _WaitingEnd(wanted, guest.host, invite)
         try:
-            await self._invite(stay, invite)
+            await _invite(stay, invite)
             try:
                 async with asyncio.timeout(COME_TIMEOUT_S):
                     other = await asyncio.shield(waiting.came)
@@ -390,3 +375,20 @@ async def _certificate_hash_at(host: str, port: int) -> bytes:
 
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:200]
+
+
+async def _tell(guest: Guest, packet: RelayPong | Invite) -> bool:
+    """Whether who stays was told. If not, a packet may have been cut off, and the stay ends."""
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S), guest.writing:
+            await write_relay(guest.connection, packet)
+    except (OSError, TimeoutError):
+        if guest.task is not None and guest.task is not asyncio.current_task():
+            guest.task.cancel()
+        return False
+    return True
+
+
+async def _invite(stay: Guest, invite: Invite) -> None:
+    if not await _tell(stay, invite):
+        raise RelayError("that peer does not hear this relay any more")

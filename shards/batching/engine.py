@@ -26,7 +26,8 @@ from molink.shards.batching.step_tensors import StepTensors
 from molink.shards.device.device import Device
 from molink.shards.device.garbage import collect_garbage
 from molink.shards.device.transfers import Staging
-from molink.shards.kv.kv_cache import SequenceCache, open_cache
+from molink.shards.kv.cache_opening import open_cache
+from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.model.stage import Stage, View
 from molink.shards.paged_attention.paged_rows import PagedRows

@@ -372,41 +372,6 @@ class SequenceCache:
                 self._pool.publish(table, self._names, full, self.length // KV_BLOCK_TOKENS)
 
 
-def open_cache(
-    pool: KvPool,
-    span: Span,
-    layouts: Sequence[LayerLayout],
-    capacity_tokens: int,
-    names: Sequence[bytes] = (),
-    *,
-    reserve: bool = True,
-) -> SequenceCache:
-    """A session's cache: with the blocks of the longest beginning of `names` that the pool has, and blocks of its own
-    for all other tokens that its layers hold at once, or, without `reserve`, for none yet.
-
-    Raises PoolFull, and ValueError for a capacity below 1 or layouts that are not the span's.
-    """
-    if capacity_tokens < 1:
-        raise ValueError(f"capacity_tokens must be at least 1, got {capacity_tokens}")
-    if len(layouts) != len(span):
-        raise ValueError(f"span {span} has {len(span)} layers but {len(layouts)} layouts were given")
-    tables, state = (
-        pool.memory.tables_for(span, layouts, capacity_tokens),
-        pool.memory.state_table(span, layouts),
-    )
-    cache = SequenceCache(pool, span, layouts, tables, state, capacity_tokens, reserved=reserve)
-    names = names if state is None else ()  # what a state is behind a shared beginning, nobody has kept
-    cache.length = KV_BLOCK_TOKENS * pool.adopt(tables, names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS])
-    if reserve:
-        try:
-            cache.take_blocks(cache.length)
-        except PoolFull:
-            cache.close()
-            raise
-    cache.name_blocks(names)
-    return cache
-
-
 def _blocks(tokens: int) -> int:
     return -(-tokens // KV_BLOCK_TOKENS)
 

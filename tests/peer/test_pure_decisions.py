@@ -45,7 +45,6 @@ print(json.dumps(errors))
 DECISIONS = [
     "molink.client.circuit.blame",
     "molink.client.circuit.circuit_core",
-    "molink.client.circuit.overdue",
     "molink.client.circuit.peer_history",
     "molink.client.circuit.patience",
     "molink.dht.node.hearing",

@@ -23,7 +23,8 @@ from molink.shards.batching.partial_step import (
     next_rows,
     next_slice_batch,
 )
-from molink.shards.kv.kv_cache import SequenceCache, open_cache
+from molink.shards.kv.cache_opening import open_cache
+from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans

@@ -1,83 +1,21 @@
 """A generation as its client owns it: every token once and in order, whatever becomes of circuits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import cast
 
 import pytest
+from support.circuits.generating import HIGH, LOW, PROMPT, Generating, rest
 from support.links.data_plane import SPEC, asynchronous, soon, until
-from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
+from support.swarms.swarm_of_fakes import FakePeer
 
-from molink.client.circuit import circuit_core, kept_leases, overdue, patience
+from molink.client.circuit import circuit_core, kept_leases, patience
 from molink.client.circuit import session as session_module
-from molink.client.circuit.circuit_builder import CircuitBuilder
-from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.session import ClientSession
 from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import encode
-from molink.shards.spec import SamplingParams, Span
-
-PROMPT = [5, 6, 7]
-LOW, HIGH = Span(0, 3), Span(3, 6)
-
-
-class Generating:
-    """A session over fakes: `low` and `high` are its first circuit, `spare` could replace `high`."""
-
-    def __init__(self, *, spare: bool = False, **params: object) -> None:
-        self.report: Callable[[str], None] = lambda _: None
-        self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
-        self.spare = FakePeer(HIGH, layer_ms=5.0)
-        self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
-        connection = cast("SwarmConnection", self.connection)
-        asked = SessionRequest(PROMPT, SamplingParams(**{"max_new_tokens": 8, **params}))  # type: ignore[arg-type]
-        self.session = ClientSession(CircuitBuilder(connection, SPEC), asked, self._told)
-
-    def _told(self, line: str) -> None:
-        self.report(line)
-
-    @property
-    def epoch(self) -> int:
-        return self.low.starts[-1].epoch
-
-    def token(
-        self,
-        position: int,
-        token_id: int,
-        *,
-        finish: int = 0,
-        epoch: int | None = None,
-        sender: FakePeer | None = None,
-    ) -> None:
-        """A token comes from the head, `low` unless another is named."""
-        self.session.on_tokens(
-            (sender or self.low).peer_id,
-            pb.Token(
-                position=position,
-                token_id=token_id,
-                finish=finish,  # type: ignore[arg-type]
-                epoch=self.epoch if epoch is None else epoch,
-            ),
-        )
-
-    def lose(
-        self, peer: FakePeer, *, epoch: int | None = None, code: str = "lost", sender: FakePeer | None = None
-    ) -> None:
-        """The head, or another peer, says that a hop is lost."""
-        epoch = self.epoch if epoch is None else epoch
-        failed = pb.Failed(epoch=epoch, peer_id=peer.peer_id, code=code, detail="it is gone")
-        self.session.on_failed((sender or self.low).peer_id, failed)
-
-    async def started(self, times: int = 1) -> None:
-        await until(lambda: len(self.low.starts) == times)
-
-
-async def rest(tokens: AsyncGenerator[pb.Token, None]) -> list[int]:
-    return [token.token_id async for token in tokens]
+from molink.shards.spec import SamplingParams
 
 
 @asynchronous
@@ -439,48 +377,6 @@ async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_
     assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
     run.token(3, 1, finish=pb.STOP)
     assert await soon(got) == [1]
-
-
-@asynchronous
-@pytest.mark.parametrize("how", ["silent", "stuck"])
-async def test_who_holds_up_a_token_is_left_long_before_the_circuits_time_is_over(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overdue, "FIRST_S", 0.05)
-    run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
-    await run.started()
-    if how == "silent":
-        run.high.silent.add("await_ready")
-    else:
-        run.high.computing_ms = 3_600_000
-    await run.started(2)
-    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
-    assert len(run.spare.reserved) == 1
-    run.token(3, 1, finish=pb.STOP)
-    assert await soon(got) == [1]
-
-
-@asynchronous
-@pytest.mark.parametrize("how", ["silent", "stuck", "all silent"])
-async def test_the_only_circuit_that_there_is_and_one_that_is_slow_as_a_whole_are_waited_for(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overdue, "FIRST_S", 0.01)
-    run = Generating(spare=how == "all silent")
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
-    await run.started()
-    if how == "stuck":
-        run.high.computing_ms = 3_600_000
-    else:
-        run.high.silent.add("await_ready")
-    if how == "all silent":
-        run.low.silent.add("await_ready")
-    asked = len(run.high.asked)
-    await until(lambda: len(run.high.asked) >= asked + 3)
-    run.token(3, 1, finish=pb.STOP)
-    assert await soon(got) == [1]
-    assert run.session.log.losses == []
 
 
 def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:

@@ -2,7 +2,7 @@
 tokens of an undisturbed run."""
 
 import pytest
-from support.swarms.chaos import Chaos
+from support.chaos.chaos import Chaos
 from support.swarms.live_swarms import References, bundled_folder
 
 from molink.client.circuit.session_request import SessionRequest

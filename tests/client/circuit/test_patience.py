@@ -1,0 +1,116 @@
+"""Whom a client blames where a token is overdue, and when it goes on without that peer."""
+
+import asyncio
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.circuits.generating import Generating, rest
+from support.links.data_plane import asynchronous, soon, until
+
+from molink.client.circuit import patience
+from molink.client.circuit.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault
+from molink.peer.wire.protocol import molink_pb2 as pb
+
+seconds = st.floats(0.0, 100.0)
+answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds), min_size=1, max_size=6).map(
+    lambda drawn: [SignOfLife(f"hop {at}", *one) for at, one in enumerate(drawn)]
+)
+
+
+@given(seconds, seconds, st.booleans())
+def test_hops_are_asked_after_what_a_token_takes_and_then_ever_more_rarely(
+    predicted_s: float, measured_s: float, is_first: bool
+) -> None:
+    times_s = [ask_after_s(predicted_s, measured_s, asked, is_first=is_first) for asked in range(8)]
+    if not is_first:
+        assert times_s[0] >= min(patience.ASK_LONGEST_S, patience.ASK_MARGIN * max(predicted_s, measured_s))
+    assert times_s[0] >= min(patience.ASK_NEXT_S, patience.ASK_FIRST_S)
+    pauses_s = [after - before for before, after in pairwise(times_s)]
+    assert all(0 < pause_s <= patience.ASK_LONGEST_S + 1e-9 for pause_s in pauses_s)
+    assert all(after >= before - 1e-9 for before, after in pairwise(pauses_s))
+
+
+@given(answers, st.floats(0.0, 5.0))
+def test_nobody_is_waited_for_longer_than_the_most_nor_left_before_the_others_took_a_part_of_it(
+    signs: list[SignOfLife], most_s: float
+) -> None:
+    until_s = answers_until_s(signs, most_s)
+    came_s = [sign.after_s for sign in signs if sign.after_s is not None]
+    assert until_s <= most_s
+    if until_s < most_s:
+        assert len(came_s) >= len(signs) - 1
+        assert until_s >= max(patience.LEAST_ANSWER_S, *came_s)
+
+
+@given(answers, seconds)
+def test_who_has_answered_and_computes_nothing_long_is_never_at_fault(
+    signs: list[SignOfLife], token_s: float
+) -> None:
+    fault = hop_at_fault(signs, token_s)
+    if fault is None:
+        return
+    assert fault in signs
+    if fault.after_s is None:
+        assert any(sign.after_s is not None for sign in signs)
+    else:
+        assert all(sign.after_s is not None for sign in signs)
+        assert fault.computing_s > max(patience.LEAST_STUCK_S, patience.STUCK * token_s)
+
+
+def test_one_silent_hop_among_others_is_at_fault_and_silence_all_around_is_nobodys() -> None:
+    heard, silent = SignOfLife("heard", 0.01), SignOfLife("silent", None)
+    assert hop_at_fault([heard, silent, heard], 0.1) == silent
+    assert hop_at_fault([silent, silent], 0.1) is None
+    assert hop_at_fault([silent], 0.1) is None
+    assert hop_at_fault([silent, silent], 0.1, is_over=True) == silent
+
+
+def test_a_stuck_engine_is_at_fault_unless_several_say_that_theirs_is() -> None:
+    idle, stuck = SignOfLife("idle", 0.01), SignOfLife("stuck", 0.01, math.inf)
+    assert hop_at_fault([idle, stuck], 0.1) == stuck
+    assert hop_at_fault([stuck, stuck], 0.1) is None
+
+
+@asynchronous
+@pytest.mark.parametrize("how", ["silent", "stuck"])
+async def test_who_holds_up_a_token_is_left_long_before_the_circuits_time_is_over(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ASK_FIRST_S", 0.05)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    if how == "silent":
+        run.high.silent.add("await_ready")
+    else:
+        run.high.computing_ms = 3_600_000
+    await run.started(2)
+    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
+    assert len(run.spare.reserved) == 1
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
+@asynchronous
+@pytest.mark.parametrize("how", ["silent", "stuck", "all silent"])
+async def test_the_only_circuit_that_there_is_and_one_that_is_slow_as_a_whole_are_waited_for(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ASK_FIRST_S", 0.01)
+    run = Generating(spare=how == "all silent")
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    if how == "stuck":
+        run.high.computing_ms = 3_600_000
+    else:
+        run.high.silent.add("await_ready")
+    if how == "all silent":
+        run.low.silent.add("await_ready")
+    asked = len(run.high.asked)
+    await until(lambda: len(run.high.asked) >= asked + 3)
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert run.session.log.losses == []
