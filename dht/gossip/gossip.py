@@ -155,6 +155,14 @@ class Gossip:
         for link in self._lazy_push.forward(record, None, push=True):
             self._links[link].enqueue(record)
 
+    def announce_pulled(self, source: str, pulled: tuple[tuple[bytes, Accepted], ...]) -> None:
+        """Announces records that came in a table of `source` before their ids did: as stale ones they would go no
+        further from here when these come (Demers et al. 1987, section 1.5: redistribution of what anti-entropy
+        brings)."""
+        for record, accepted in pulled:
+            self._news = self._news.after(trio.current_time(), _cost_bits(record, accepted))
+            self._lazy_push.forward(record, source, push=False)
+
     async def run(self) -> None:
         """Announces the ids that wait, and asks again for what has not come, until cancelled."""
         while True:

@@ -40,6 +40,8 @@ _BATCH = 64
 DIGESTS = 256
 """In one frame."""
 _MAX_DIGEST_BYTES = DIGESTS * 18 + 16
+HOT_S = 60.0
+"""In which a record reaches all, and it is no older by much to whom it is then announced."""
 LIMITS = ConnectionLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
 """Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
 
@@ -53,6 +55,8 @@ class PullResult:
     """Records that were true and new."""
     wanted: tuple[int, ...]
     """Tags of peers whose facts are missing here."""
+    hot: tuple[tuple[bytes, Accepted], ...] = ()
+    """Records that were true, new and said within `HOT_S`: they are on their way, and others may lack them too."""
 
 
 class TableService:
@@ -167,6 +171,7 @@ async def pull(
     request = pb.TableRequest(peer_tags=sorted(tags)[:MAX_TAGS], states_only=states_only)
     entries = news = 0
     wanted: list[int] = []
+    hot: list[tuple[bytes, Accepted]] = []
     try:
         with trio.fail_after(timeout_s):
             await stream.send([request.SerializeToString()])
@@ -175,11 +180,12 @@ async def pull(
                 outcome = _take_in(frame, membership, stream.peer_id)
                 news += outcome.news
                 wanted += outcome.wanted
+                hot += outcome.hot
     except trio.TooSlowError:
         raise StreamEndedError(f"{stream.peer_id} did not send its table within {timeout_s:g} s") from None
     except DecodeError:
         raise StreamEndedError(f"{stream.peer_id} sent something else than a table") from None
-    return PullResult(entries, news, tuple(wanted))
+    return PullResult(entries, news, tuple(wanted), tuple(hot))
 
 
 async def newer_tags(
@@ -224,14 +230,15 @@ def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:
 def _take_in(frame: bytes, membership: Membership, source: str) -> PullResult:
     entry = pb.TableEntry.FromString(frame)
     news = 0
-    if entry.facts:
-        told = membership.receive(entry.facts, entry.facts_age_ms / 1000, source=source)
-        news += isinstance(told, Accepted)
-    age_s = entry.state_age_ms / 1000
-    outcome = membership.receive(entry.state, age_s, source=source) if entry.state else Reason.STALE
-    if isinstance(outcome, Accepted):
-        return PullResult(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
-    return PullResult(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())
+    hot: list[tuple[bytes, Accepted]] = []
+    outcome: Accepted | Reason = Reason.STALE
+    for record, age_ms in ((entry.facts, entry.facts_age_ms), (entry.state, entry.state_age_ms)):
+        outcome = membership.receive(record, age_ms / 1000, source=source) if record else Reason.STALE
+        if isinstance(outcome, Accepted):
+            news += 1
+            hot += [(record, outcome)] if age_ms <= 1000 * HOT_S else []
+    lacks_facts = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
+    return PullResult(1, news, _tag(entry.state) if lacks_facts else (), tuple(hot))
 
 
 def _tag(record: bytes) -> tuple[int, ...]:

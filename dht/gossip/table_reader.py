@@ -11,6 +11,7 @@ from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
+from molink.dht.membership.directory import Accepted
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.timing import DiscoveryTiming
 
@@ -38,6 +39,8 @@ class TableReader:
         self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
         self._copying = trio.Lock()
         self.after_pull: Callable[[], None] = lambda: None
+        self.hot_pulled: Callable[[str, tuple[tuple[bytes, Accepted], ...]], None] = lambda *_: None
+        """With peer id: records from there that are on their way through the swarm."""
 
     def facts_wanted(self, peer_id: str, tag: int) -> None:
         """Asks that neighbour soon; if too much is wanted already, the next anti-entropy will find it."""
@@ -87,13 +90,15 @@ class TableReader:
     async def pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> PullResult:
         """The peer's records, or those of `tags` only."""
         async with self._stream_to(peer_id) as stream:
-            return await pull(
+            pulled = await pull(
                 stream,
                 self._membership,
                 tags=tuple(tags),
                 states_only=states_only,
                 timeout_s=self._timing.table_timeout_s,
             )
+        self.hot_pulled(peer_id, pulled.hot)
+        return pulled
 
     @contextlib.asynccontextmanager
     async def _stream_to(self, peer_id: str) -> AsyncIterator[CompressedStream]:

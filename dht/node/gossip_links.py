@@ -11,7 +11,7 @@ from molink.dht.gossip.gossip import Gossip
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.membership.neighbours import Neighbour, link_counts, network_at, to_dial
+from molink.dht.membership.neighbours import LinkCounts, Neighbour, link_counts, network_at, to_dial
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.records import PeerFacts
 
@@ -53,9 +53,7 @@ class GossipLinks:
         self._not_before = {peer_id: at for peer_id, at in self._not_before.items() if at > now}
         dialled = {link.peer_id: link.network for link in self.gossip.dialled} if self.gossip else {}
         dialled |= self._linking
-        counts = link_counts(living, self._host.peer_id)
-        if self.gossip is not None:
-            self.gossip.most_incoming, self.gossip.copies = counts.incoming, counts.copies
+        counts = self.count(living)
         if len(dialled) >= counts.to_dial:
             self._end_surplus(counts.to_dial)
             return
@@ -72,6 +70,13 @@ class GossipLinks:
         candidates = [Neighbour(peer_id, network_at(addresses[peer_id][0])) for peer_id in order]
         for one in to_dial(candidates, dialled.values(), counts.to_dial - len(dialled)):
             self.open(one.peer_id, addresses[one.peer_id])
+
+    def count(self, living: Sequence[PeerFacts]) -> LinkCounts:
+        """Counts the links that the living make fitting, and has gossip admit as many and announce accordingly."""
+        counts = link_counts(living, self._host.peer_id)
+        if self.gossip is not None:
+            self.gossip.most_incoming, self.gossip.copies = counts.incoming, counts.copies
+        return counts
 
     def _end_surplus(self, to_dial: int) -> None:
         """Ends a link of too many that were dialled, as by a peer that has found out since that nobody can dial it:

@@ -3,11 +3,16 @@
 import contextlib
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of, state_of
+from support.swarms.virtual_swarm import stream_pair
 
-from molink.dht.gossip.table import DIGESTS, digests_in
+from molink.dht.gossip.table import DIGESTS, HOT_S, PullResult, TableService, digests_in, pull
+from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
+from molink.dht.host.framing import FrameStream
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.records import announcement_pb2 as pb
@@ -54,3 +59,32 @@ def test_a_membership_tells_of_its_living_peers_and_of_the_newest_that_it_knows(
     assert membership.digests() == ((tag_of(ADA.peer_id), 7),)
     assert membership.sequence_of(tag_of(BOB.peer_id)) == -1
     assert membership.sequence_of(12345) == -1
+
+
+def test_what_a_pull_brings_goes_on_only_if_it_was_said_lately() -> None:
+    now_s = 0.0
+    theirs = Membership(None, lambda: None, clock=lambda: now_s)
+    ours = Membership(None, lambda: None, clock=lambda: now_s)
+    said = {
+        one: (sign_facts(facts_of(one), one), sign_state(state_of(one, ttl_s=300), one)) for one in (ADA, BOB)
+    }
+    for record in said[ADA]:
+        theirs.receive(record)
+    now_s = 1.5 * HOT_S
+    for record in said[BOB]:
+        theirs.receive(record)
+    now_s = 2 * HOT_S
+
+    async def copy() -> PullResult:
+        near, far = stream_pair(lambda _: None, lambda _: None)
+        service = TableService(
+            theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
+        )
+        with trio.fail_after(10.0):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(service.serve, CompressedStream(FrameStream(far, ADA.peer_id)))
+                return await pull(CompressedStream(FrameStream(near, BOB.peer_id)), ours, timeout_s=5.0)
+
+    pulled = trio.run(copy)
+    assert pulled.news == 4
+    assert tuple(record for record, _ in pulled.hot) == said[BOB]

