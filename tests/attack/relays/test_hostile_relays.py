@@ -146,8 +146,9 @@ async def test_whoever_says_that_it_relays_at_somebody_elses_address_has_it_dial
             for _ in range(20):
                 liar = user()
                 home.relays[liar.identity.peer_id] = RelayAt(liar.identity.peer_id, victim)
-                session = await open_session(relay.at, liar)
-                await session.invite(home.end.identity.public_key, secrets.token_bytes(16))
+                invitation = ReachRequest(home.end.identity.public_key, secrets.token_bytes(16), direct=True)
+                session = await open_session(relay.at, liar, invitation)
+                await session.invited()
                 session.close()
             async with End(is_client=True) as client:
                 await soon(client.links.to(facts))
@@ -202,7 +203,7 @@ async def test_where_a_relay_says_that_the_other_end_is_is_an_address_or_it_join
     async with HostileRelay(join) as hostile:
         with pytest.raises(RelayError, match="no address"):
             await Relayed(Identity.generate().peer_id, hostile.at, user()).open()
-        session = await open_session(hostile.at, user())
+        session = await open_session(hostile.at, user(), JoinRequest(bytes(16)))
         with pytest.raises(RelayError, match="no address"):
-            await session.join(bytes(16))
+            await session.joined()
         session.close()
