@@ -152,7 +152,7 @@ class Gossip:
 
     def broadcast(self, record: bytes) -> None:
         """Sends this peer's own record to every neighbour."""
-        for link in self._lazy_push.forward(record, None, push=True):
+        for link in self._lazy_push.forward(record, None, push=True, gone=is_loss(record)):
             self._links[link].enqueue(record)
 
     def announce_pulled(self, source: str, pulled: tuple[tuple[bytes, Accepted], ...]) -> None:
@@ -161,7 +161,7 @@ class Gossip:
         brings)."""
         for record, accepted in pulled:
             self._news = self._news.after(trio.current_time(), _cost_bits(record, accepted))
-            self._lazy_push.forward(record, source, push=False)
+            self._lazy_push.forward(record, source, push=False, gone=accepted.gone)
 
     async def run(self) -> None:
         """Announces the ids that wait, and asks again for what has not come, until cancelled."""
@@ -308,7 +308,7 @@ class Gossip:
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).times(self.copies).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
-            for to in self._lazy_push.forward(record, peer_id, push=pushes):
+            for to in self._lazy_push.forward(record, peer_id, push=pushes, gone=outcome.gone):
                 self._links[to].enqueue(record)
             if peer_id in self._links:
                 self._links[peer_id].mark_useful(trio.current_time())

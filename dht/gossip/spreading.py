@@ -21,6 +21,9 @@ _MAX_SEEN = 65_536
 _MAX_IWANT = 4096
 _MAX_IWANT_OF_ONE = 512
 _MAX_WAITING = 4096
+MAX_GONE = 32
+"""Latest words of leaving and accusations, which are announced to each new link: no table holds them, and who changes
+links would miss what had been announced on the new one before, and was yet to be on the old."""
 
 _Value = TypeVar("_Value")
 
@@ -49,10 +52,11 @@ class LazyPush:
         """By name: who was asked, when that is overdue, and who else has it."""
         self._waiting: dict[str, dict[bytes, None]] = {}
         """By link, the ids to be announced there next."""
+        self._gone: OrderedDict[bytes, None] = OrderedDict()
 
     def open_link(self, link: str) -> None:
         """Begins with a link to that peer."""
-        self._waiting[link] = {}
+        self._waiting[link] = dict.fromkeys(self._gone)
 
     def close_link(self, link: str) -> None:
         """Ends with a link: what its peer was asked for is overdue."""
@@ -67,12 +71,16 @@ class LazyPush:
         self._iwant.pop(name, None)
         _remember(self._seen, name, None, _MAX_SEEN)
 
-    def forward(self, record: bytes, source: str | None, *, push: bool) -> tuple[str, ...]:
+    def forward(
+        self, record: bytes, source: str | None, *, push: bool, gone: bool = False
+    ) -> tuple[str, ...]:
         """Forwards a true and new record that came from `source`. Returns the links to push it to; without `push` its
-        id will be announced to them instead."""
+        id will be announced to them instead. `gone`: it says that a peer is gone."""
         self.record_seen(record)
         name = record_id(record)
         _remember(self._records, name, record, _MAX_RECORDS)
+        if gone:
+            _remember(self._gone, name, None, MAX_GONE)
         to = tuple(link for link in self._waiting if link != source)
         if push:
             return to

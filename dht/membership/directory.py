@@ -44,6 +44,8 @@ class Accepted:
     """The state goes with facts that are not here: ask a neighbour for them."""
     newcomer: bool = False
     """These are the first facts of a peer."""
+    gone: bool = False
+    """The peer leaves, or is called gone."""
 
 
 class Directory:
@@ -231,7 +233,7 @@ class Directory:
             raise _stale("the loss is known, or too many are told")
         if entry.peer_id == self._own_peer_id:
             self.own.accused = max(self.own.accused, loss.sequence)
-        return Accepted(entry.peer_id)
+        return Accepted(entry.peer_id, gone=True)
 
     def _make_room(self, newcomer: str, arrival: RecordReceipt) -> None:
         """For a newcomer, who speaks itself or is told of by a neighbour that has not told of too many."""
@@ -259,7 +261,7 @@ class Directory:
         entry.sequence = entry.left_sequence = sequence
         entry.last_words = record
         self.entries.clear(entry)
-        return Accepted(entry.peer_id)
+        return Accepted(entry.peer_id, gone=True)
 
 
 def _require_alive(ttl_s: int, age_s: float) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from molink.dht.gossip.spreading import (
     IWANT_TIMEOUT_S,
+    MAX_GONE,
     MAX_RECORD_IDS,
     RECORD_ID_BYTES,
     LazyPush,
@@ -112,3 +113,13 @@ def test_names_are_parsed_or_refused(body: bytes) -> None:
     else:
         with pytest.raises(ValueError, match="names"):
             parse_record_ids(body)
+
+
+def test_a_new_link_is_told_the_latest_that_are_gone_and_nothing_else_of_before() -> None:
+    peer = LazyPush()
+    words = [bytes([number]) for number in range(MAX_GONE + 3)]
+    for word in words:
+        peer.forward(word, "source", push=False, gone=True)
+    peer.forward(b"a state", "source", push=False)
+    peer.open_link("newcomer")
+    assert list(peer.take_ihaves()) == [("newcomer", tuple(record_id(word) for word in words[3:]))]

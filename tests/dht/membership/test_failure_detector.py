@@ -73,8 +73,8 @@ def sees_ada(directory: Directory, now: float) -> bool:
 
 def test_whom_two_call_gone_is_forgotten_after_a_minute_and_not_before() -> None:
     directory = of_four()
-    assert directory.accept_loss(loss(BOB), 10.0) == Accepted(ADA.peer_id)
-    assert directory.accept_loss(loss(EVE), 20.0) == Accepted(ADA.peer_id)
+    assert directory.accept_loss(loss(BOB), 10.0) == Accepted(ADA.peer_id, gone=True)
+    assert directory.accept_loss(loss(EVE), 20.0) == Accepted(ADA.peer_id, gone=True)
     assert sees_ada(directory, 20.0 + REFUTE_S - 0.1)
     assert not sees_ada(directory, 20.0 + REFUTE_S)
 
