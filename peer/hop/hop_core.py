@@ -349,14 +349,16 @@ class HopCore(Generic[Session, Payload]):
     # -- what goes out
 
     def _forward(self, event: BatchComputed[Session, Payload]) -> None:
-        """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own."""
-        frames = event.frames or frames_of(
-            event.through, prompts_apart=self._settings.uses_deadlines, output=event.output
-        )
-        posted = (
-            self._held.sorted_out(frames) if len(frames) > 1 or self._held else ((frames[0].peer_id, frames),)
-        )
-        self._effects += [ForwardRows(peer_id, ours) for peer_id, ours in posted]
+        """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own, and what
+        was computed of one after its session ended goes nowhere: the chunk before it may have been dropped."""
+        apart = self._settings.uses_deadlines
+        frames = event.frames or frames_of(event.through, prompts_apart=apart, output=event.output)
+        if apart:
+            frames = [one for one in frames if not (one.prefill and one.steps[0].session.ended)]
+        if len(frames) == 1 and not self._held:
+            self._effects.append(ForwardRows(frames[0].peer_id, frames))
+            return
+        self._effects += [ForwardRows(peer_id, ours) for peer_id, ours in self._held.sorted_out(frames)]
 
     # -- ends
 
@@ -367,7 +369,7 @@ class HopCore(Generic[Session, Payload]):
             self._effects.append(FailSession(session, peer_id, code, detail))
 
     def _end(self, session: Session) -> None:
-        """The session has ended: what waits of it is dropped, and a frame that waits for it alone."""
+        """The session has ended: what waits of it is dropped, and frames of its own that wait for a link."""
         if session.ended:
             return
         session.ended = True
@@ -378,5 +380,5 @@ class HopCore(Generic[Session, Payload]):
         prefill = session.prefill
         prefill.chunks.clear()
         prefill.payload_of = session.decoding = None
-        if prefill.held_frames:
-            self._held.drop_ended()
+        if prefill.held_frames and self._settings.uses_deadlines:
+            self._held.drop_ended()  # elsewhere a frame is shared, and the next hop is to see no gap before its rows

@@ -1,27 +1,21 @@
 """A peer is killed in mid-generation: its standby goes on with its copy, and the prompt is not computed again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from support.links.data_plane import until
+from support.chaos.losses import lose_in_decode, lose_in_prompt, session_of, span_of
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
-from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.circuit.session import ClientSession
-from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 300
-TOKENS_LATER = 40
-"""Of the stream: so many after a standby was there its copy has begun."""
-HEARD_WITHIN_S = 10.0
-STARTED_WITHIN_S = 120.0
 LAYERS = 12
 
 
@@ -49,53 +43,13 @@ async def quarters(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
         yield swarm
 
 
-def span_of(peer: LocalPeer) -> str:
-    return peer.name.rsplit("-", 1)[0].replace("-", ":")
-
-
-def session_of(client: AsyncSwarm) -> ClientSession:
-    (session,) = client.connection.sinks
-    assert isinstance(session, ClientSession)
-    return session
-
-
-async def lose_one(
-    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str | Sequence[int], *, standby: bool = False
-) -> tuple[Generation, LocalPeer]:
-    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
-    victim: LocalPeer | None = None
-    pieces = client.stream_events(prompt, max_new_tokens=NEW_TOKENS)
-    tokens, strike_at = 0, 0
-    try:
-        while True:
-            async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
-                piece = await anext(pieces)
-            tokens += len(piece.token_ids)
-            if piece.generation is not None:
-                assert victim is not None, "the generation was over before its copies had begun"
-                return piece.generation, victim
-            session = session_of(client)
-            route = session.log.route
-            assert route is not None
-            hop = route.hops[at].peer_id
-            keeps = session.standbys.substitute(hop)
-            if keeps and not strike_at:
-                strike_at = tokens + TOKENS_LATER
-            if victim is None and keeps and tokens >= strike_at:
-                peers = {peer.peer_id: peer for peer in swarm.peers}
-                victim = peers[keeps if standby else hop]
-                await swarm.kill(victim)
-    finally:
-        await pieces.aclose()
-
-
 async def check_that_the_standby_goes_on(
     swarm: LocalSwarm, at: int, hops: int, references: References
 ) -> None:
     folder = bundled_folder()
     prompt = (references.ids(folder, PROMPT) * 6)[:100]
     async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-        generation, victim = await lose_one(client, swarm, at, prompt)
+        generation, victim = await lose_in_decode(client, swarm, at, prompt, NEW_TOKENS)
     await swarm.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
     assert generation.epochs == 2
@@ -121,25 +75,15 @@ async def test_a_peer_that_is_killed_in_the_prompt_changes_no_token(
     folder = bundled_folder()
     prompt = (references.ids(folder, PROMPT) * 12)[:180]
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
-        pieces = client.stream_events(prompt, max_new_tokens=24)
-        first = asyncio.ensure_future(anext(pieces))
-        await until(lambda: bool(client.connection.sinks) and session_of(client).log.route is not None)
-        route = session_of(client).log.route
-        assert route is not None
-        (victim,) = [peer for peer in halves.peers if peer.peer_id == route.hops[at].peer_id]
-        await halves.kill(victim)
-        async with asyncio.timeout(STARTED_WITHIN_S):
-            await first
-            generation = [piece.generation async for piece in pieces][-1]
+        generation, victim = await lose_in_prompt(client, halves, at, prompt, 24)
     await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
-    assert generation is not None
     assert generation.token_ids == references.greedy(folder, prompt, 24)
 
 
 async def test_the_loss_of_a_standby_changes_nothing(halves: LocalSwarm, references: References) -> None:
     folder = bundled_folder()
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
-        generation, victim = await lose_one(client, halves, 0, PROMPT, standby=True)
+        generation, victim = await lose_in_decode(client, halves, 0, PROMPT, NEW_TOKENS, standby=True)
     await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
     assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
     assert (generation.epochs, generation.recoveries) == (1, ())

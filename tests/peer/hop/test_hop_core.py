@@ -405,7 +405,7 @@ def test_a_session_that_ends_leaves_nothing_wherever_it_was() -> None:
         assert not session.waits
     assert hop.core.is_empty
     assert hop.tell(events.Woken()) == []
-    middle = Hop(1, 2)
+    middle = Hop(1, 2, core_of("middle", uses_deadlines=True))
     middle.rows((0, 0, 5, True), (1, 0, 5, True))
     middle.rows((0, 1, 5, True), (1, 1, 1, False))
     middle.computed()
@@ -415,6 +415,27 @@ def test_a_session_that_ends_leaves_nothing_wherever_it_was() -> None:
     assert middle.core.is_empty
     middle.computed()
     assert middle.core.is_empty
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_next_hop_never_sees_a_chunk_without_the_one_before_it_whenever_the_session_ends(
+    apart: bool,
+) -> None:
+    hop = Hop(1, 1, core_of("middle", uses_deadlines=apart))
+    hop.rows((0, 0, 5, True), (0, 1, 5, True))
+    (first,) = hop.batch
+    hop.batch = ()
+    hop.rows((0, 2, 5, True))
+    hop.tell(events.BatchComputed([first], tokens=[]))
+    hop.tell(events.FramesRefused("tail", told(hop, events.ForwardRows).frames))
+    hop.tell(events.SessionEnded(hop.sessions[0]))
+    hop.computed()
+    assert not [one for one in hop.effects if isinstance(one, events.ForwardRows)]
+    hop.tell(events.LinkHasRoom("tail"))
+    retried = [one for one in hop.effects if isinstance(one, events.RetryHeld)]
+    steps = [one.step for effect in retried for frame in effect.frames for one in frame.steps]
+    assert steps == list(range(len(steps)))
+    assert hop.core.is_empty == apart
 
 
 def test_a_frame_that_waits_goes_on_for_those_who_have_not_ended() -> None:

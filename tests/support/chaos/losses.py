@@ -1,0 +1,82 @@
+"""The loss of one peer of a circuit: its hop or the standby of one is killed in a generation's prompt or decode."""
+
+import asyncio
+from collections.abc import Sequence
+
+from support.links.data_plane import until
+
+from molink.client.api.generation import Generation
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.circuit.session import ClientSession
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+
+TOKENS_LATER = 40
+"""Of the stream: so many after a standby was there its copy has begun."""
+HEARD_WITHIN_S = 10.0
+STARTED_WITHIN_S = 120.0
+
+
+def span_of(peer: LocalPeer) -> str:
+    """Of a peer that is named START-STOP-ANYTHING."""
+    return ":".join(peer.name.split("-")[:2])
+
+
+def session_of(client: AsyncSwarm) -> ClientSession:
+    """The one that runs."""
+    (session,) = client.connection.sinks
+    assert isinstance(session, ClientSession)
+    return session
+
+
+async def lose_in_decode(
+    client: AsyncSwarm,
+    swarm: LocalSwarm,
+    at: int,
+    prompt: str | Sequence[int],
+    new_tokens: int,
+    *,
+    standby: bool = False,
+) -> tuple[Generation, LocalPeer]:
+    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
+    victim: LocalPeer | None = None
+    pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
+    tokens, strike_at = 0, 0
+    try:
+        while True:
+            async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
+                piece = await anext(pieces)
+            tokens += len(piece.token_ids)
+            if piece.generation is not None:
+                assert victim is not None, "the generation was over before its copies had begun"
+                return piece.generation, victim
+            session = session_of(client)
+            route = session.log.route
+            assert route is not None
+            hop = route.hops[at].peer_id
+            keeps = session.standbys.substitute(hop)
+            if keeps and not strike_at:
+                strike_at = tokens + TOKENS_LATER
+            if victim is None and keeps and tokens >= strike_at:
+                peers = {peer.peer_id: peer for peer in swarm.peers}
+                victim = peers[keeps if standby else hop]
+                await swarm.kill(victim)
+    finally:
+        await pieces.aclose()
+
+
+async def lose_in_prompt(
+    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: Sequence[int], new_tokens: int
+) -> tuple[Generation, LocalPeer]:
+    """Streams a generation, and kills the peer of hop `at` once the circuit is chosen, before the first token."""
+    pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
+    first = asyncio.ensure_future(anext(pieces))
+    await until(lambda: bool(client.connection.sinks) and session_of(client).log.route is not None)
+    route = session_of(client).log.route
+    assert route is not None
+    (victim,) = [peer for peer in swarm.peers if peer.peer_id == route.hops[at].peer_id]
+    await swarm.kill(victim)
+    async with asyncio.timeout(STARTED_WITHIN_S):
+        await first
+        generation = [piece.generation async for piece in pieces][-1]
+    assert generation is not None
+    return generation, victim
