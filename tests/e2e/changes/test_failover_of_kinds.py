@@ -31,9 +31,11 @@ KINDS = {
 
 
 class RankedSwarm(ForkedSwarm):
-    """A swarm whose peers have two devices each, and share their layers out between them."""
+    """A swarm where those who hold the first layers have two devices each, and share them out between these."""
 
     async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        if not log.name.startswith("0-"):
+            return await super().launch(arguments, log)
         return await fork_peer(arguments, self.environment, log, RANKED_PEER)  # type: ignore[return-value]
 
 
@@ -78,6 +80,7 @@ class Halves:
         await self.swarm.join(name, "--model", self.model, "--layers", span)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_loss_of_a_hop_in_prompt_or_decode_changes_no_token(
     kind: str, tmp_path: Path, references: References
@@ -90,9 +93,9 @@ async def test_the_loss_of_a_hop_in_prompt_or_decode_changes_no_token(
             await halves.check(at, references)
 
 
+@pytest.mark.timeout(600)
 async def test_the_loss_of_a_hop_on_two_devices_changes_no_token(references: References) -> None:
     async with RankedSwarm() as swarm:
         halves = Halves(swarm, BUNDLED, bundled_folder(), 12)
         await halves.open()
-        for at in (0, 1):
-            await halves.check(at, references)
+        await halves.check(0, references)
