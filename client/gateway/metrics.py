@@ -6,6 +6,7 @@ from molink.client.api.generation import Generation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
+_RECOVERY_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 1.5, 2.5, 5, 10, 30)
 _TPOT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
 
 
@@ -35,10 +36,24 @@ class Metrics:
             buckets=_TPOT_BUCKETS_S,
             registry=self._registry,
         )
+        self._recoveries = Counter(
+            "molink_gateway_recoveries",
+            "Hops lost in mid-generation, by what went on: a standby with a copy of the KV cache, or another circuit",
+            ("by",),
+            registry=self._registry,
+        )
+        self._recovery_s = Histogram(
+            "molink_gateway_recovery_seconds",
+            "Time from a hop's loss to the next token",
+            buckets=_RECOVERY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._recomputed_tokens = Counter(
+            "molink_gateway_recomputed_tokens", "Tokens computed again after losses", registry=self._registry
+        )
         self._active = Gauge(
             "molink_gateway_active_requests", "Generations under way", registry=self._registry
         )
-
         self._waiting = Gauge(
             "molink_gateway_waiting_requests", "Requests that wait for their turn", registry=self._registry
         )
@@ -59,6 +74,10 @@ class Metrics:
         self._ttft_s.observe(generation.ttft_s)
         if len(generation.token_ids) > 1:
             self._tpot_s.observe(generation.tpot_s)
+        for one in generation.recoveries:
+            self._recoveries.labels("standby" if one.by_standby else "circuit").inc()
+            self._recovery_s.observe(one.seconds)
+            self._recomputed_tokens.inc(one.recomputed_tokens)
 
     def exposition(self) -> bytes:
         """All of it in Prometheus' text format."""

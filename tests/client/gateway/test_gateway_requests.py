@@ -9,6 +9,8 @@ import httpx
 import pytest
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of
 
+from molink.client.api.generation import Hop, Recovery
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     (TEXT | {"prompt": ""}, "prompt"),
     (TEXT | {"prompt": []}, "prompt"),
@@ -171,6 +173,18 @@ def test_metrics_count_requests_tokens_and_times(http: httpx.Client) -> None:
     assert "molink_gateway_ttft_seconds_count 3.0" in lines
     assert "molink_gateway_tpot_seconds_count 3.0" in lines
     assert "molink_gateway_active_requests 0.0" in lines
+
+
+def test_metrics_count_what_losses_cost(http: httpx.Client, swarm: FakeSwarm) -> None:
+    lost = Hop("12D3", 0, 2)
+    swarm.recoveries = (Recovery(lost, 0.3, 2, by_standby=True), Recovery(lost, 2.0, 90, by_standby=False))
+    http.post("/v1/completions", json=TEXT)
+    lines = http.get("/metrics").text.splitlines()
+    assert 'molink_gateway_recoveries_total{by="standby"} 1.0' in lines
+    assert 'molink_gateway_recoveries_total{by="circuit"} 1.0' in lines
+    assert 'molink_gateway_recovery_seconds_bucket{le="0.5"} 1.0' in lines
+    assert "molink_gateway_recovery_seconds_sum 2.3" in lines
+    assert "molink_gateway_recomputed_tokens_total 92.0" in lines
 
 
 def test_a_body_that_stops_halfway_holds_nobody_else_up(http: httpx.Client) -> None:

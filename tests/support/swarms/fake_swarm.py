@@ -12,7 +12,14 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from molink.client.api.generation import CircuitReport, Generation, Hop, TextPiece, TokenLogprob
+from molink.client.api.generation import (
+    CircuitReport,
+    Generation,
+    Hop,
+    Recovery,
+    TextPiece,
+    TokenLogprob,
+)
 from molink.client.gateway.app import create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.server import Server, server_config
@@ -65,6 +72,8 @@ class FakeSwarm:
     """Released once for each generation that was given up before its end."""
     model: ModelSpec = SPEC
     is_served: bool = True
+    recoveries: tuple[Recovery, ...] = ()
+    """Of each generation."""
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model,)
@@ -123,6 +132,7 @@ class FakeSwarm:
             tpot_s=0.02,
             circuit=CircuitReport((Hop("12D3", 0, 2),), 20.0),
             logprobs=tuple(scored),
+            recoveries=self.recoveries,
         )
 
 
