@@ -24,7 +24,8 @@ async def attacked(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
         yield swarm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def client(attacked: LocalSwarm) -> AsyncIterator[AsyncSwarm]:
+    """Ends with the file: its threads draw random numbers, which strategies of other tests must not see happen."""
     async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as client:
         yield client
