@@ -1,4 +1,5 @@
-"""What a partner takes of a copy: the next tokens of the epoch that it is in, within bounds. Pure.
+"""What a partner takes of a copy, and how much of it it computes at once: the next tokens of the epoch that it is in,
+within bounds. Pure.
 
 A hop that sends anything else loses the copy; nobody else notices.
 """
@@ -6,6 +7,10 @@ A hop that sends anything else loses the copy; nobody else notices.
 from dataclasses import dataclass
 
 from molink.peer.redundancy.copy_sending import PORTION_BYTES, WINDOW_BYTES
+
+PIECE_S = 0.02
+"""Where a single token takes longer, one token is computed at once."""
+MOST_PIECE_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -52,3 +57,20 @@ class CopyIntake:
     def restart(self) -> None:
         """What waited is dropped: another hop, or another epoch, sends from here on."""
         self.awaited_tokens, self.waiting_bytes = self.kept_tokens, 0
+
+
+@dataclass(slots=True)
+class ComputingPace:
+    """How many tokens of copies are computed at once, so that a decode step that comes meanwhile waits no longer than
+    PIECE_S: doubled while pieces are short, cut to what would have fitted when one was not, as congestion windows are
+    (after Jacobson, Congestion avoidance and control, 1988)."""
+
+    tokens: int = 1
+    """Of the next piece, at most."""
+
+    def record(self, tokens: int, taken_s: float) -> None:
+        """So many tokens have taken so long."""
+        if taken_s > PIECE_S:
+            self.tokens = max(1, min(self.tokens, int(tokens * PIECE_S / taken_s)))
+        elif tokens >= self.tokens and taken_s <= PIECE_S / 2:
+            self.tokens = min(2 * self.tokens, MOST_PIECE_TOKENS)
