@@ -18,10 +18,17 @@ from molink.routing.cost.cost import CostModel
 from molink.routing.cost.terms import Demand
 from molink.routing.problem.circuit import Hop
 from molink.routing.routes.assignment import assign
-from molink.routing.routes.copy_forms import WORK_SHARE, CopyForm, computing_ms, copy_costs
-from molink.routing.routes.partners import COPY_SHARE, copy_bytes_per_s
+from molink.routing.routes.copy_forms import (
+    WORK_SHARE,
+    CopyForm,
+    computing_ms,
+    copied_bytes_per_token,
+    copy_costs,
+)
+from molink.routing.routes.partners import COPY_SHARE, MOST_SOUGHT, copy_bytes_per_s, partner_candidates
 from molink.routing.routes.route import route_of
 from molink.shards.spec import Span, missing_spans
+from molink.simnet.devices.model_shapes import MODEL_SHAPES
 
 DEMAND = Demand.of(100, 50)
 ROOM = MODEL.kv_bytes(Span(0, 4), DEMAND.tokens)
@@ -298,6 +305,38 @@ def test_a_circuit_that_the_snapshot_does_not_know_whole_gets_no_partners() -> N
 def test_copies_share_what_decode_leaves_of_a_line() -> None:
     assert copy_bytes_per_s(8.0, 200_000.0, 4) == COPY_SHARE * 800_000 / 4
     assert copy_bytes_per_s(8.0, 2_000_000.0, 0) == 0.0
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama-2-7b", 0.2), ("llama-2-70b", 0.6)])
+def test_a_copy_from_inputs_of_eight_layers_takes_a_part_of_the_bytes(name: str, most: float) -> None:
+    spec, span = MODEL_SHAPES[name].spec(), Span(8, 16)
+    inputs, lines = (
+        copied_bytes_per_token(spec, span, form, spec.dtype)
+        for form in (CopyForm.INPUTS, CopyForm.KEYS_AND_VALUES)
+    )
+    assert inputs <= most * lines
+    assert copy_costs(spec, span, spec.dtype)[0].form is CopyForm.INPUTS
+    assert copy_costs(spec, Span(0, 8), spec.dtype)[0].token_bytes == 4
+
+
+def test_layers_with_states_are_copied_from_inputs_alone() -> None:
+    recurrent = replace(MODEL, state_bytes=(0, 0, 1000, 0, 0, 0, 0, 0))
+    assert [one.form for one in copy_costs(recurrent, Span(2, 5), "float32")] == [CopyForm.INPUTS]
+    assert [one.form for one in copy_costs(recurrent, Span(0, 3), "float32")] == [CopyForm.TOKEN_IDS]
+    with pytest.raises(ValueError, match="not copied as keys_and_values"):
+        copied_bytes_per_token(recurrent, Span(2, 5), CopyForm.KEYS_AND_VALUES, "float32")
+
+
+def test_few_holders_on_a_shortlist_have_others_of_the_swarm_sought() -> None:
+    others = [holder(f"o{at:02}", (0, 4), sessions=at % 3) for at in range(40)]
+    snapshot, route = pair(*others, holder("leaving", (0, 4), draining=True), holder("part", (0, 3)))
+    found = partner_candidates(snapshot.peers, frozenset({"o01", "o02"}), route, (0,))
+    assert {"a", "b", "o01", "o02"} <= found
+    assert len(found & {view.peer_id for view in others} | {"a"}) == MOST_SOUGHT
+    assert not found & {"leaving", "part"}
+    assert found - {"a", "b", "o01", "o02"} <= {view.peer_id for view in others if not view.state.sessions}
+    everyone = frozenset(view.peer_id for view in snapshot.peers)
+    assert partner_candidates(snapshot.peers, everyone, route, (0, 1)) == everyone
 
 
 def test_a_thin_line_carries_what_a_partner_computes_from_and_a_busy_partner_gets_keys_and_values() -> None:
