@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.redundancy.copy_intake import MOST_PIECE_TOKENS, PIECE_S, ComputingPace, CopyIntake
+from molink.peer.redundancy.copy_intake import LONGER, MOST_PIECE_TOKENS, PIECE_S, ComputingPace, CopyIntake
 from molink.peer.redundancy.copy_sending import (
     GATHER_S,
     MOST_OPENINGS,
@@ -233,12 +233,21 @@ def test_logs_of_sessions_without_a_copy_go_first_and_rows_that_standbys_have_th
 def test_pieces_grow_while_they_are_short_and_are_never_more_than_would_have_fitted(
     token_s: list[float],
 ) -> None:
-    pace = ComputingPace()
+    pace, shortest_s = ComputingPace(), math.inf
     for one_s in token_s:
         tokens = pace.tokens
         pace.record(tokens, tokens * one_s)
+        shortest_s = min(shortest_s, tokens * one_s)
+        limit_s = max(PIECE_S, LONGER * shortest_s)
         assert 1 <= pace.tokens <= MOST_PIECE_TOKENS
-        if tokens * one_s > PIECE_S:
-            assert pace.tokens == 1 or pace.tokens * one_s <= PIECE_S * (1 + 1e-9)
+        if tokens * one_s > limit_s:
+            assert pace.tokens == 1 or pace.tokens * one_s <= limit_s * (1 + 1e-9)
         else:
             assert tokens <= pace.tokens <= 2 * tokens
+
+
+def test_tokens_that_take_as_long_together_as_one_alone_are_computed_together() -> None:
+    pace = ComputingPace()
+    for _ in range(20):
+        pace.record(pace.tokens, 0.1 + 0.003 * pace.tokens)
+    assert 16 <= pace.tokens <= 40
