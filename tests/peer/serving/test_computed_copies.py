@@ -231,3 +231,31 @@ async def test_logs_are_bounded_and_end_with_their_sessions(model: LocalModel) -
         for link in (*circuit.circuit.links, *circuit.links):
             await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=1)))
         assert all(copying_of(peer).logs.used_bytes == 0 for peer in everyone)
+
+
+@pytest.mark.parametrize(
+    ("heads", "most"),
+    [({"num_key_value_heads": 4}, 0.2), ({"num_attention_heads": 8, "num_key_value_heads": 1}, 0.6)],
+)
+def test_of_eight_layers_the_bytes_of_inputs_on_the_wire_are_a_part_of_those_of_keys_and_values(
+    heads: dict[str, int], most: float, tmp_path: Path
+) -> None:
+    """Heads in groups of as many as those of Llama-2-7B and -70B."""
+    tiny = opened(make_tiny_model("llama", tmp_path, num_hidden_layers=16, **heads))
+
+    @asynchronous
+    async def count() -> None:
+        async with copied_circuit(tiny, (8,)) as circuit:
+            sender, sent = copying_of(circuit.circuit.peers[1]).sender, [0]
+            for session, computed in enumerate((False, True), 1):
+                descriptor = await circuit.circuit.reserve(session, len(PROMPT), NEW_TOKENS)
+                await circuit.keep(descriptor, computed=computed)
+                await circuit.start(descriptor, PROMPT, NEW_TOKENS)
+                await circuit.copied(descriptor)
+                sent.append(sender.sent_bytes)
+                for link in (*circuit.circuit.links, *circuit.links):
+                    await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=1)))
+            start, lines, both = sent
+            assert 0 < both - lines <= most * (lines - start)
+
+    count()
