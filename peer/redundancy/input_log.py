@@ -66,6 +66,8 @@ class InputLog:
     start: int = 0
     kept_tokens: int | None = None
     """So many tokens of the sequence a standby has; None: nobody keeps a copy."""
+    closed: bool = False
+    """Whether its session has left; what was still being computed then is not recorded."""
     _rows: bytearray = field(default_factory=bytearray)
 
     @property
@@ -78,6 +80,8 @@ class InputLog:
 
         With a gap before them, and where there is no room for them, the log begins anew.
         """
+        if self.closed:
+            return
         if not self.start <= position <= self.end:
             self._cut(self.start)
             self.start = position
@@ -111,6 +115,7 @@ class InputLog:
 
     def close(self) -> None:
         """The log ends, and its memory is free."""
+        self.closed = True
         self._cut(self.start)
         self._owner.closed(self)
 
