@@ -107,6 +107,28 @@ def decode(
     return _numbers(view, dtype_of(name)).view(rows, hidden_size).to(kind)
 
 
+def rows_apart(payload: memoryview, rows: int, hidden_size: int, encoding: str) -> memoryview:
+    """What `encode` made of [rows, hidden_size], with each row encoded by itself, one after the other: `row_bytes` of
+    the encoding each. The same bytes but in `int8`, whose scales come before all rows."""
+    if encoding != "int8":
+        return payload
+    scale_bytes = _blocks(hidden_size) * _SCALE_BYTES
+    flat = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    scales, values = flat.split_with_sizes((rows * scale_bytes, rows * hidden_size))
+    return bytes_of(torch.cat((scales.view(rows, scale_bytes), values.view(rows, hidden_size)), 1))
+
+
+def decode_apart(
+    content: bytes, rows: int, hidden_size: int, dtype: torch.dtype | str, encoding: str
+) -> Tensor:
+    """The [rows, hidden_size] CPU tensor of rows that are encoded each by itself. Raises as `decode`."""
+    if encoding == "int8" and len(content) == encoded_bytes(encoding, rows, hidden_size):
+        flat = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(rows, -1)
+        scales, values = flat.split_with_sizes((_blocks(hidden_size) * _SCALE_BYTES, hidden_size), 1)
+        content = bytes(bytes_of(torch.cat((scales.reshape(-1), values.reshape(-1)))))
+    return decode(content, rows, hidden_size, dtype, encoding)
+
+
 def _blocks(hidden_size: int) -> int:
     """Scales of a row."""
     return -(-hidden_size // BLOCK)

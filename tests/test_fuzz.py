@@ -53,6 +53,13 @@ FRAMES = [
     encode(pb.Request(id=3, reserve=pb.Reserve(descriptor=DESCRIPTOR, hop=1))),
     encode(pb.Activations(rows=[pb.ActivationRow(session=bytes(16), rows=2)], hidden_size=8), bytes(64)),
     encode(pb.Tokens(tokens=[pb.Token(session=bytes(16), token_id=3, logprob=-0.5)])),
+    encode(
+        pb.CopyParts(
+            parts=[pb.CopyPart(session=bytes(16), epoch=1, tokens=2, payload_bytes=8, form=pb.TOKEN_IDS)]
+        ),
+        bytes(8),
+    ),
+    encode(pb.CopiesKept(copies=[pb.CopyKept(session=bytes(16), epoch=1, tokens=2)])),
     encode(pb.Proof(protocol_version=1, public_key=bytes(32), signature=bytes(64))),
 ]
 QUESTION = challenge()

@@ -20,6 +20,8 @@ from molink.routing import (
     choose_partners,
 )
 from molink.routing.cost.terms import Demand
+from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.partners import partner_candidates
 from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.shards.spec import ModelSpec
 
@@ -97,11 +99,10 @@ class RouteSelector:
         hops: Sequence[int],
         avoid: frozenset[str],
     ) -> tuple[PartnerChoice, ...]:
-        """Who should keep copies of these hops of a session's circuit, from among the shortlist that it was planned on.
-
-        On a thread of its own, as `choose`.
-        """
-        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        """Who should keep copies of these hops of a session's circuit. On a thread of its own, as `choose`."""
+        names = None
+        if self._shortlist is not None:
+            names = partner_candidates(views, frozenset(self._shortlist.posed), route, hops)
         listed = [view for view in views if names is None or view.peer_id in names]
         peer_ids = [view.peer_id for view in listed]
         now_s = asyncio.get_running_loop().time()
@@ -112,8 +113,9 @@ class RouteSelector:
             self._peer_history.observations_of(peer_ids, self._rtt_ms),
         )
         demand = Demand.of(descriptor.capacity_tokens, descriptor.prompt_tokens)
+        codec = descriptor.activation_codec
         return await asyncio.to_thread(
-            partial(choose_partners, snapshot, route, demand, avoid=avoid, hops=hops)
+            partial(choose_partners, snapshot, route, demand, avoid=avoid, hops=hops, activation_codec=codec)
         )
 
     def _rtt_ms(self, peer_id: str) -> float | None:
@@ -146,16 +148,17 @@ class StandbyChoice:
 
     async def partners(
         self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
-    ) -> Mapping[int, PeerView]:
-        """Returns who should keep copies of these hops of a circuit that stands, by hop, without those `taken`."""
+    ) -> Mapping[int, tuple[PeerView, CopyForm]]:
+        """Returns who should keep copies of these hops of a circuit that stands, and in which form, by hop, without
+        those `taken`."""
         views = self._connection.snapshot(self._spec.model_hash)
         avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         choices = await self._selector.partners(views, route, descriptor, hops, avoided | taken)
         peers = {view.peer_id: view for view in views}
         return {
-            at: peers[choice.peer_id]
+            at: (peers[choice.peer_id], choice.cost.form)
             for at, choice in zip(hops, choices, strict=True)
-            if choice.peer_id is not None
+            if choice.peer_id is not None and choice.cost is not None
         }
 
     async def link_to(self, view: PeerView) -> Link:

@@ -17,6 +17,7 @@ from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
+from molink.routing.routes.copy_forms import CopyForm
 
 SEEK_AFTER_S = 0.25
 """A generation that is over by then has no copies made of it: it would be over before they are of use."""
@@ -30,7 +31,7 @@ class StandbySource(Protocol):
 
     async def partners(
         self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
-    ) -> Mapping[int, PeerView]: ...
+    ) -> Mapping[int, tuple[PeerView, CopyForm]]: ...
 
     async def link_to(self, view: PeerView) -> Link: ...
 
@@ -41,6 +42,8 @@ class Standby:
 
     view: PeerView
     link: Link
+    form: CopyForm
+    """In which that copy comes."""
 
 
 class Standbys:
@@ -152,21 +155,23 @@ class Standbys:
         for _ in range(MOST_ROUNDS):
             await self._lacking.wait()
             self._lacking.clear()
-            before = {at: one.view for at, one in self._standing.items() if not self._is_asked(at)}
+            before = {
+                at: (one.view, one.form) for at, one in self._standing.items() if not self._is_asked(at)
+            }
             hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing]
             taken = frozenset((*self.peer_ids, *self._refused))
             found = await self._source.partners(circuit.route, self._descriptor, hops, taken) if hops else {}
             asked = {**before, **found}
-            await asyncio.gather(*(self._ask(circuit, at, view) for at, view in asked.items()))
+            await asyncio.gather(*(self._ask(circuit, at, *choice) for at, choice in asked.items()))
 
     def _is_asked(self, at: int) -> bool:
         """Whether the hop's standby has been asked in this epoch."""
         return bool(self._descriptor.hops[at].standby_facts)
 
-    async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView) -> None:
+    async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView, form: CopyForm) -> None:
         """The hop hears who its standby is, and then that one is asked for a copy."""
         hop = self._descriptor.hops[at]
-        hop.standby_facts = view.facts_record
+        hop.standby_facts, hop.standby_form = view.facts_record, pb.CopyForm.ValueType(form)
         try:
             link = await self._source.link_to(view)
             told = pb.Reserve(descriptor=self._descriptor, hop=at)
@@ -180,7 +185,7 @@ class Standbys:
             self._refused.add(view.peer_id)
             self._lacking.set()
         else:
-            self._standing[at] = Standby(view, link)
+            self._standing[at] = Standby(view, link, form)
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

@@ -134,9 +134,15 @@ class _CopyCollector(Collector):
             ("copied_sessions", "Sessions here of which another peer keeps a copy"),
             ("copied_behind_tokens", "Tokens that those copies lack"),
             ("sent_copy_bytes", "Bytes of copies sent so far"),
+            (
+                "sent_computed_tokens",
+                "Tokens sent so far of copies that others compute, from inputs or token ids",
+            ),
+            ("input_log_bytes", "Memory of inputs that are kept for copies"),
             ("kept_copies", "Copies of other peers' sessions kept here"),
             ("kept_behind_tokens", "Tokens that those copies lack"),
             ("kept_copy_bytes", "Memory of those copies"),
+            ("computed_copy_tokens", "Tokens of copies computed here so far"),
             ("taken_over", "Lost hops whose place was taken with a copy"),
         ):
             family = GaugeMetricFamily(f"molink_{key}", what)

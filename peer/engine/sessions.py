@@ -9,12 +9,14 @@ from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.hop.session import HopPlace, HopSession
 from molink.peer.memory.leases import LeaseKey
+from molink.peer.redundancy.input_log import InputLog
 from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.pipeline import PipelineStage, stage_of
+from molink.routing.routes.copy_forms import CopyForm, form_of
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
@@ -34,6 +36,8 @@ class HopPlan:
     facts: PeerFacts
     standby: PeerFacts | None = None
     """Who keeps a second copy of the hop's KV cache, and takes its place."""
+    standby_form: CopyForm = CopyForm.KEYS_AND_VALUES
+    """In which that copy is to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class ServedSession(HopSession):
         """Set when the lease is ready."""
         self.standby_peer_id = ""
         """Who keeps a second copy of the cache; empty: nobody."""
+        self.standby_form = CopyForm.KEYS_AND_VALUES
+        """In which that copy is to go."""
         self.shares = True
         """Whether its blocks may be shared under names: not what came from another peer, nor what is computed upon
         that."""
@@ -96,6 +102,8 @@ class ServedSession(HopSession):
         """Tokens of the sequence that the cache held from the start."""
         self.least_tokens = 0
         """The session can begin behind any number of them from this one on, or behind none."""
+        self.inputs: InputLog | None = None
+        """What its cache was computed from; None where no copies are made."""
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 
@@ -214,7 +222,9 @@ def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPl
         if hop.quantization != spec.quantization:
             raise ProtocolError(f"a hop in {hop.quantization!r} does not mix with {spec.quantization!r}")
         start, span = hop.stop, Span(hop.start, hop.stop)
-        hops.append(HopPlan(hop.peer_id, span, _read_facts(hop), _read_standby(hop, span, spec)))
+        standby = _read_standby(hop, span, spec)
+        form = _read_form(hop, span, spec) if standby is not None else CopyForm.KEYS_AND_VALUES
+        hops.append(HopPlan(hop.peer_id, span, _read_facts(hop), standby, form))
     if start != spec.layers:
         raise ProtocolError(f"the circuit ends at layer {start} of {spec.layers}")
     if len({hop.peer_id for hop in hops}) != len(hops):
@@ -253,6 +263,13 @@ def _read_standby(hop: pb.Hop, span: Span, spec: ModelSpec) -> PeerFacts | None:
     if facts.span_limit is not None and not facts.span_limit.covers(span):
         raise ProtocolError(f"the standby of hop {span} serves {facts.span_limit} only")
     return facts
+
+
+def _read_form(hop: pb.Hop, span: Span, spec: ModelSpec) -> CopyForm:
+    form = form_of(hop.standby_form, spec, span)
+    if form is None:
+        raise ProtocolError(f"the copy of hop {span} cannot go in form {hop.standby_form}")
+    return form
 
 
 def _read_facts(hop: pb.Hop) -> PeerFacts:

@@ -25,12 +25,15 @@ from molink.peer.engine.steps import (
     StepPayload,
     compute,
     fault_of_rows,
+    log_inputs,
     read_activations,
+    rows_as_they_came,
     token_message,
 )
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import ArrivedRows
+from molink.peer.redundancy.input_log import token_rows
 from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
@@ -144,6 +147,8 @@ class Stepper:
         if max(tokens) >= spec.vocabulary_size:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
         computed = tokens[start.position :]
+        if session.inputs is not None:
+            session.inputs.record(0, token_rows(tokens[: start.position]))
         self._handle(
             events.PromptStarted(
                 session,
@@ -159,15 +164,17 @@ class Stepper:
         if all(session is None or session.ended for session in sessions):
             return
         parts = read_activations(frame.payload, header, self._engine.spec)
+        encoded = rows_as_they_came(frame.payload, header)
         rows: list[ArrivedRows[ServedSession, StepPayload]] = []
-        for row, part, session in zip(header.rows, parts, sessions, strict=True):
+        for row, part, as_came, session in zip(header.rows, parts, encoded, sessions, strict=True):
             if session is None or session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop
             fault = fault_of_rows(header, row, part, session)
             if fault is not None:
                 self._handle(events.FaultFound(session, link.peer_id, fault))
                 continue
-            payload = StepPayload(hidden=part, timings=tuple(row.timings))
+            came = b"" if session.inputs is None else bytes(as_came)
+            payload = StepPayload(hidden=part, encoded=came, timings=tuple(row.timings))
             rows.append((session, row.step, row.rows, row.sample, row.prefill, row.position, payload))
         self._handle(events.RowsArrived(link.peer_id, rows))
 
@@ -214,6 +221,8 @@ class Stepper:
     def _computed_event(self, output: StepOutput) -> events.BatchComputed[ServedSession, StepPayload]:
         for frame, rows in output.frames:
             frame.output = FrameRows(output, rows)
+        for one in output.inputs:
+            log_inputs(one)
         return events.BatchComputed(
             through=output.inputs,
             failures=[(failure.one, self._told_failure(failure)) for failure in output.failures],

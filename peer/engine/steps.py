@@ -7,6 +7,7 @@ without it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
@@ -16,13 +17,14 @@ from molink.peer.engine.sessions import ServedSession
 from molink.peer.hop.frames import OutgoingFrame, frames_of
 from molink.peer.hop.session import HopStep
 from molink.peer.profiling.profile import StepWork
+from molink.peer.redundancy.input_log import token_rows
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.partial_step import PartialStep
 from molink.shards.sampling.sampling import Sampled, SampleRequest, sample_each
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import ModelSpec, Span, row_bytes
 
 MOST_ACTIVATION = 2.0**30
 """Larger numbers than this no model makes of its own accord, and no step overflows in float32 or bfloat16 if those that
@@ -37,6 +39,8 @@ class StepPayload:
     """At the head."""
     hidden: torch.Tensor | None = None
     """Elsewhere: [tokens, hidden_size]."""
+    encoded: bytes = b""
+    """Its rows as they came, each by itself, if they are logged."""
     timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""
     partial: PartialStep | None = None
@@ -271,6 +275,23 @@ def read_activations(
         None if not holds else part.clone() if row.prefill else part
         for row, part, holds in zip(header.rows, parts, sound, strict=True)
     ]
+
+
+def rows_as_they_came(payload: memoryview, header: pb.Activations) -> list[memoryview]:
+    """Of an activation frame that has been read: the encoded rows of each session, each row by itself."""
+    counts = [row.rows for row in header.rows]
+    apart = codec.rows_apart(payload, sum(counts), header.hidden_size, header.dtype)
+    size, ends = row_bytes(header.dtype, header.hidden_size), list(accumulate(counts, initial=0))
+    return [apart[first * size : stop * size] for first, stop in pairwise(ends)]
+
+
+def log_inputs(one: StepInput) -> None:
+    """The step has been computed: what came in for it is kept for copies, if copies are made."""
+    log, payload = one.session.inputs, one.payload
+    if log is not None:
+        log.record(
+            one.position, payload.encoded if payload.token_ids is None else token_rows(payload.token_ids)
+        )
 
 
 def fault_of_rows(

@@ -1,11 +1,21 @@
-"""What a partner takes of a copy: the next tokens of the epoch that it is in, within bounds. Pure.
+"""What a partner takes of a copy, and how much of it it computes at once: the next tokens of the epoch that it is in,
+within bounds. Pure.
 
 A hop that sends anything else loses the copy; nobody else notices.
 """
 
+import math
 from dataclasses import dataclass
 
 from molink.peer.redundancy.copy_sending import PORTION_BYTES, WINDOW_BYTES
+
+PIECE_S = 0.02
+"""What a piece of a copy's computing may take."""
+LONGER = 2.0
+"""Where a single token takes longer than half of that: a piece may take so many times as long."""
+SHORT_PART = 0.75
+"""Of what it may take: a piece that takes no more is followed by longer ones."""
+MOST_PIECE_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -52,3 +62,29 @@ class CopyIntake:
     def restart(self) -> None:
         """What waited is dropped: another hop, or another epoch, sends from here on."""
         self.awaited_tokens, self.waiting_bytes = self.kept_tokens, 0
+
+
+@dataclass(slots=True)
+class ComputingPace:
+    """How many tokens of copies are computed at once, so that a decode step that comes meanwhile waits no longer than
+    PIECE_S, or than LONGER times what the shortest piece takes: a token takes nearly as long as sixteen, where weights
+    have to be read for either. Doubled while pieces are short, cut to what would have fitted when one was not, as
+    congestion windows are (after Jacobson, Congestion avoidance and control, 1988)."""
+
+    tokens: int = 1
+    """Of the next piece, at most."""
+    least_s: float = math.inf
+    """What the shortest piece so far has taken."""
+
+    @property
+    def limit_s(self) -> float:
+        """What a piece may take."""
+        return PIECE_S if math.isinf(self.least_s) else max(PIECE_S, LONGER * self.least_s)
+
+    def record(self, tokens: int, taken_s: float) -> None:
+        """So many tokens have taken so long."""
+        self.least_s = min(self.least_s, taken_s)
+        if taken_s > self.limit_s:
+            self.tokens = max(1, min(self.tokens, int(tokens * self.limit_s / taken_s)))
+        elif tokens >= self.tokens and taken_s <= SHORT_PART * self.limit_s:
+            self.tokens = min(2 * self.tokens, MOST_PIECE_TOKENS)

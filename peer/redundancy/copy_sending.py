@@ -2,13 +2,16 @@
 
 What is copied goes in portions, of as many sessions as have something new: those that lack least first, so that the
 new tokens of all sessions travel in one message, and what is left of the portion is a prompt's. Of each partner so many
-bytes may be on their way, or wait there, as it has not said to have kept.
+bytes may be on their way, or wait there, as it has not said to have kept. What a partner computes from goes where the
+hop still has it, and keys and values where it does not, as long as these can be copied.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from molink.routing.routes.copy_forms import CopyForm
 
 PORTION_BYTES = 256 * 1024
 """Of one message: to read it from a device, and to write it there, takes less than a decode step."""
@@ -25,11 +28,12 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class CopyRange(Generic[Key]):
-    """Tokens [start, stop) of one session."""
+    """Tokens [start, stop) of one session, in one form."""
 
     key: Key
     start: int
     stop: int
+    form: CopyForm = CopyForm.KEYS_AND_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +49,51 @@ class _Progress:
     """How far a session's copy has come."""
 
     partner: str
-    token_bytes: int
-    whole: bool
-    """Whether it only goes as a whole: each token changes states that the layers keep."""
+    token_bytes: Mapping[CopyForm, int]
+    """Of each form in which it may go."""
     sent_tokens: int
     kept_tokens: int
     least_s: float = 0.0
     """When the tokens that wait may go, however few they are."""
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    """Of what is not kept: up to which token, and the bytes of each."""
 
     @property
     def unkept_bytes(self) -> int:
-        return (self.sent_tokens - self.kept_tokens) * self.token_bytes
+        total, at = 0, self.kept_tokens
+        for stop, token_bytes in self.sent:
+            total += max(0, stop - at) * token_bytes
+            at = max(at, stop)
+        return total
+
+    def stretch(self, held_tokens: int, inputs_from: int | None) -> tuple[CopyForm, int] | None:
+        """In which form it goes on, and up to which token in that form; None: in none."""
+        computed = max(self.token_bytes)
+        if computed is not CopyForm.KEYS_AND_VALUES and inputs_from is not None:
+            if inputs_from <= self.sent_tokens:
+                return computed, held_tokens
+            held_tokens = min(held_tokens, inputs_from)
+        if CopyForm.KEYS_AND_VALUES in self.token_bytes:
+            return CopyForm.KEYS_AND_VALUES, held_tokens
+        return None
+
+    def send(self, tokens: int, token_bytes: int) -> None:
+        """So many more are on their way."""
+        self.sent_tokens += tokens
+        self.least_s = 0.0
+        if self.sent and self.sent[-1][1] == token_bytes:
+            self.sent.pop()
+        self.sent.append((self.sent_tokens, token_bytes))
+
+    def take_back(self, start: int) -> None:
+        """Nothing from that token on is on its way."""
+        self.sent_tokens = start
+        self.sent = [(min(stop, start), token_bytes) for stop, token_bytes in self.sent]
+
+    def keep(self, tokens: int) -> None:
+        """The partner has so many."""
+        self.kept_tokens = tokens
+        self.sent = [one for one in self.sent if one[0] > tokens]
 
 
 @dataclass(slots=True)
@@ -73,13 +111,14 @@ class CopySending(Generic[Key]):
     def __len__(self) -> int:
         return len(self._copies)
 
-    def open(self, key: Key, partner: str, kept_tokens: int, token_bytes: int, *, whole: bool) -> bool:
-        """The partner has a copy of the session that covers so many tokens. False: it has begun too often."""
+    def open(self, key: Key, partner: str, kept_tokens: int, token_bytes: Mapping[CopyForm, int]) -> bool:
+        """The partner has a copy of the session that covers so many tokens; it takes the forms of which a token's bytes
+        are given, and that from which it computes where the hop has it. False: it has begun too often."""
         self._openings[key] = self._openings.get(key, 0) + 1
         if self._openings[key] > MOST_OPENINGS:
             self._copies.pop(key, None)
             return False
-        self._copies[key] = _Progress(partner, max(1, token_bytes), whole, kept_tokens, kept_tokens)
+        self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens)
         return True
 
     def partner_of(self, key: Key) -> str | None:
@@ -96,7 +135,7 @@ class CopySending(Generic[Key]):
         copy = self._copies[key]
         if not copy.kept_tokens <= tokens <= copy.sent_tokens:
             return False
-        copy.kept_tokens = tokens
+        copy.keep(tokens)
         return True
 
     def record_refused(self, portion: CopyPortion[Key]) -> None:
@@ -105,7 +144,7 @@ class CopySending(Generic[Key]):
         for one in portion.ranges:
             copy = self._copies.get(one.key)
             if copy is not None and copy.partner == portion.partner and copy.sent_tokens == one.stop:
-                copy.sent_tokens = one.start
+                copy.take_back(one.start)
 
     def record_room(self, partner: str) -> None:
         """There may be room on the link to that partner again."""
@@ -129,23 +168,23 @@ class CopySending(Generic[Key]):
         return gone
 
     def next_portion(
-        self, held: Mapping[Key, int], now_s: float, most_tokens: Mapping[Key, int] | None = None
+        self, held: Mapping[Key, int], now_s: float, inputs_from: Mapping[Key, int] | None = None
     ) -> CopyPortion[Key] | float:
         """What goes next, which counts as sent from now on; or when to ask again even if nothing happens, infinite for
-        never. `held` says how many tokens the hop has of each session, `most_tokens` how many a session's part may
-        have."""
-        due_s = math.inf
+        never. `held` says how many tokens the hop has of each session, `inputs_from` from which one on it has also
+        what a partner computes them from."""
+        due_s, inputs_from = math.inf, inputs_from or {}
         for partner in self._partners():
             if partner in self._full:
                 continue
-            lacking = self._lacking(partner, held)
+            lacking = self._lacking(partner, held, inputs_from)
             if not lacking:
                 continue
             wait_s = self._gathering_s(lacking, held, now_s)
             if wait_s > now_s:
                 due_s = min(due_s, wait_s)
                 continue
-            ranges = self._ranges(partner, lacking, held, most_tokens or {})
+            ranges = self._ranges(partner, lacking)
             if ranges:
                 return CopyPortion(partner, ranges)
         return due_s
@@ -154,16 +193,25 @@ class CopySending(Generic[Key]):
         """In the order in which they were served last."""
         return tuple(dict.fromkeys(copy.partner for copy in self._copies.values()))
 
-    def _lacking(self, partner: str, held: Mapping[Key, int]) -> list[Key]:
-        """Sessions whose copies there lack something, those that lack least first."""
-        lacks = {
-            key: held[key] - copy.sent_tokens
-            for key, copy in self._copies.items()
-            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens
+    def _lacking(
+        self, partner: str, held: Mapping[Key, int], inputs_from: Mapping[Key, int]
+    ) -> dict[Key, tuple[CopyForm, int]]:
+        """Sessions whose copies there lack something that can go, those that lack least first: its form, and up to
+        which token."""
+        found = {}
+        for key, copy in self._copies.items():
+            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens:
+                stretch = copy.stretch(held[key], inputs_from.get(key))
+                if stretch is not None:
+                    found[key] = stretch
+        return {
+            key: found[key]
+            for key in sorted(found, key=lambda key: held[key] - self._copies[key].sent_tokens)
         }
-        return sorted(lacks, key=lambda key: lacks[key])
 
-    def _gathering_s(self, lacking: list[Key], held: Mapping[Key, int], now_s: float) -> float:
+    def _gathering_s(
+        self, lacking: Mapping[Key, tuple[CopyForm, int]], held: Mapping[Key, int], now_s: float
+    ) -> float:
         """When these may go: at once if there are enough tokens of one, else once the first has waited."""
         least_s = math.inf
         for key in lacking:
@@ -175,24 +223,21 @@ class CopySending(Generic[Key]):
         return least_s
 
     def _ranges(
-        self, partner: str, lacking: list[Key], held: Mapping[Key, int], most_tokens: Mapping[Key, int]
+        self, partner: str, lacking: Mapping[Key, tuple[CopyForm, int]]
     ) -> tuple[CopyRange[Key], ...]:
         unkept_bytes = sum(copy.unkept_bytes for copy in self._copies.values() if copy.partner == partner)
         room_bytes = min(PORTION_BYTES, WINDOW_BYTES - unkept_bytes)
         ranges: list[CopyRange[Key]] = []
-        for key in lacking:
+        for key, (form, stop) in lacking.items():
             copy = self._copies[key]
-            left = held[key] - copy.sent_tokens
-            tokens = min(left, room_bytes // copy.token_bytes, most_tokens.get(key, left))
-            if copy.whole or (not unkept_bytes and not ranges):
-                tokens = left if copy.whole else max(1, tokens)
-                if copy.whole and (unkept_bytes or ranges):
-                    continue
+            token_bytes = max(1, copy.token_bytes[form])
+            tokens = min(stop - copy.sent_tokens, room_bytes // token_bytes)
+            if not unkept_bytes and not ranges:
+                tokens = max(1, tokens)
             if tokens < 1:
                 continue
-            ranges.append(CopyRange(key, copy.sent_tokens, copy.sent_tokens + tokens))
-            room_bytes -= tokens * copy.token_bytes
-            copy.sent_tokens += tokens
-            copy.least_s = 0.0
+            ranges.append(CopyRange(key, copy.sent_tokens, copy.sent_tokens + tokens, form))
+            room_bytes -= tokens * token_bytes
+            copy.send(tokens, token_bytes)
             self._copies[key] = self._copies.pop(key)
         return tuple(ranges)

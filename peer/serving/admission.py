@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from molink.peer.engine.kept_copy import KeptCopy
 from molink.peer.engine.sessions import (
     ServedSession,
     SessionPlan,
@@ -16,7 +17,6 @@ from molink.peer.hop.head import MOST_WAIT_S
 from molink.peer.memory.leases import LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
 from molink.peer.serving.copying import Copying
-from molink.peer.serving.kept_copy import KeptCopy
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.leased_caches import LeasedCaches
 from molink.peer.serving.neighbours import NeighbourLinks
@@ -105,6 +105,8 @@ class Admission:
             forming = _PendingLease(asyncio.get_running_loop().create_future())
             if answer.promoted is not None:
                 self._take_over(session, forming)
+            if self._copying is not None and session.inputs is None:
+                self._copying.log_inputs(session)
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
             self._stepper.open_session(session)
@@ -243,11 +245,13 @@ class Admission:
         """Who keeps a copy may change while the circuit stands."""
         session = self._sessions.get(plan.key.session, plan.key.epoch)
         if self._copying is not None and session is not None and session.plan.circuit == plan.circuit:
-            self._copying.sender.assign(session, plan.hops[hop].standby)
+            self._copying.sender.assign(session, plan.hops[hop].standby, plan.hops[hop].standby_form)
 
     def _take_over(self, session: ServedSession, forming: _PendingLease) -> None:
         """This peer was the hop's standby: what it keeps of it is the session's from now on, and nobody else's."""
         copy = None if self._copying is None else self._copying.keeper.take(session.key.session)
+        if self._copying is not None and copy is not None:
+            self._copying.log_inputs(session, copy.inputs)
         if copy is not None and copy.cache is not None:
             forming.copy, session.kept_cache, session.shares = copy, copy.cache, False
 
@@ -259,6 +263,8 @@ class Admission:
             if (left := self._end(key)) is not None:
                 self._caches.keep(left, session)
                 session.shares = session.shares and left.shares
+                if self._copying is not None:
+                    self._copying.log_inputs(session, left.inputs)
 
     async def _form(self, session: ServedSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
@@ -272,8 +278,8 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            if forming.copy is not None:
-                await self._engine_thread.call(forming.copy.write_waiting, self._spec)
+            if forming.copy is not None and self._copying is not None:
+                await self._copying.keeper.writer.finish(forming.copy)
             await self._engine_thread.call(self._caches.open, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
@@ -297,6 +303,8 @@ class Admission:
     def _let_go(self, key: LeaseKey) -> None:
         if (session := self._end(key)) is not None:
             self._caches.close(session)
+            if session.inputs is not None:
+                session.inputs.close()
 
     def _end(self, key: LeaseKey) -> ServedSession | None:
         """Nothing is done for the session any more; only its cache is still there."""

@@ -3,20 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from functools import partial
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.compute.backend import StageEngine
+from molink.peer.engine.copy_writer import CopyWriter
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.idle_engine import IdleEngine, IdleWork
+from molink.peer.engine.idle_engine import IdleEngine
+from molink.peer.engine.kept_copy import KeptCopy, input_rows
 from molink.peer.engine.sessions import SessionPlan
 from molink.peer.memory.leases import Lease, LeaseBook, LeaseKey, Refused
 from molink.peer.redundancy.copy_intake import CopyIntake
-from molink.peer.serving.kept_copy import KeptCopy, WaitingPart
+from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import Link, LinkError
-from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 
@@ -39,23 +39,22 @@ class CopyKeeper:
         leases: LeaseBook,
         engine_thread: EngineThread,
         idle: IdleEngine,
+        logs: InputLogs,
         neighbours: NeighbourLinks,
-        links: Links,
     ) -> None:
         self._peer_id = peer_id
         self._engine = engine
         self._leases = leases
         self._engine_thread = engine_thread
-        self._idle = idle
+        self._logs = logs
         self._neighbours = neighbours
-        self._links = links
         self._copies: dict[bytes, KeptCopy] = {}
+        self.writer = CopyWriter(engine, engine_thread, idle, self._copies, self._written)
         self._linking: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(_log)
         self.taken_over = 0
         """Copies that have become sessions here."""
         leases.copies.tell_ended(self._ended)
-        idle.add_source(self._next_work)
 
     @property
     def copies(self) -> tuple[KeptCopy, ...]:
@@ -86,14 +85,19 @@ class CopyKeeper:
         )
         if isinstance(answer, Refused):
             raise RequestRefused(answer.code, answer.detail, answer.retry_after_s)
+        encoding, row_bytes = input_rows(plan, hop, self._engine.spec)
         kept = self._copies.get(plan.key.session)
         if kept is None:
-            kept = KeptCopy(plan, hop, link, CopyIntake(plan.capacity_tokens))
+            intake = CopyIntake(plan.capacity_tokens)
+            kept = KeptCopy(plan, hop, link, intake, self._logs.open(encoding, row_bytes))
             self._copies[plan.key.session] = kept
             await self._allocate(kept)
         else:
             kept.plan, kept.hop, kept.owner = plan, hop, link
             kept.restart()
+            if kept.inputs.encoding != encoding:
+                kept.inputs.close()
+                kept.inputs = self._logs.open(encoding, row_bytes)
         task = asyncio.create_task(self._link(kept), name=f"copy of {span}")
         self._linking.add(task)
         task.add_done_callback(self._linking.discard)
@@ -130,22 +134,23 @@ class CopyKeeper:
         if sum(part.payload_bytes for part in header.parts) != payload.nbytes:
             raise ProtocolError("parts of copies are not as long as they are said to be")
         offset, waiting_bytes = 0, sum(kept.intake.waiting_bytes for kept in self._copies.values())
+        now_s = asyncio.get_running_loop().time()
         for part in header.parts:
             content = payload[offset : offset + part.payload_bytes]
             offset += part.payload_bytes
             kept = self._copies.get(part.session)
             if kept is None or kept.plan.key.epoch != part.epoch or kept.source != link.peer_id:
                 continue  # of a copy that has ended, or that was never this peer's to send
-            fault = kept.intake.fault_of(part.start, part.tokens, part.payload_bytes)
+            fault = kept.fault_of(part, self._engine.spec)
             if fault is None and waiting_bytes + offset > MOST_WAITING_BYTES:
                 fault = "more came than may wait here"
             if fault is not None:
                 self._drop(kept, fault)
                 continue
-            kept.waiting.append(WaitingPart(part.start, part.tokens, part.form, bytes(content)))
+            kept.add(part, bytes(content), now_s)
             kept.intake.record_lag(part.behind_tokens)
             self._leases.copies.record_lag(part.session, kept.intake.lacking_tokens)
-        self._idle.wake()
+        self.writer.wake()
 
     def owner_gone(self, link: Link) -> None:
         """The link of a client has closed: its copies end."""
@@ -157,6 +162,7 @@ class CopyKeeper:
 
     async def close(self) -> None:
         """Ends what is under way."""
+        self.writer.close()
         tasks = tuple(self._linking)
         for task in tasks:
             task.cancel()
@@ -195,7 +201,7 @@ class CopyKeeper:
 
     def _tell_hop(self, copies: Iterable[KeptCopy], *, ended: bool = False) -> None:
         for kept in copies:
-            link = self._links.find(kept.source)
+            link = self._neighbours.find(kept.source)
             if link is not None:
                 key, tokens = kept.plan.key, kept.intake.kept_tokens
                 one = pb.CopyKept(session=key.session, epoch=key.epoch, tokens=tokens, ended=ended)
@@ -229,31 +235,12 @@ class CopyKeeper:
     def _let_go(self, kept: KeptCopy) -> None:
         if kept.cache is not None:
             kept.cache.close()
+        kept.inputs.close()
         self._tell_hop((kept,), ended=True)
 
-    def _next_work(self) -> IdleWork | None:
-        """The part that waits, of copies in turn."""
-        kept = next((one for one in self._copies.values() if one.cache and one.waiting), None)
-        if kept is None or kept.is_written:
-            return None
-        session = kept.plan.key.session
-        self._copies[session] = self._copies.pop(session)
-        part, kept.is_written = kept.waiting[0], True
-        return IdleWork(
-            partial(kept.write, part, self._engine.spec), lambda error: self._written(kept, part, error)
-        )
-
-    def _written(self, kept: KeptCopy, part: WaitingPart, error: Exception | None) -> None:
-        kept.is_written = False
-        if not kept.waiting or kept.waiting[0] is not part:
-            return
-        kept.waiting.popleft()
-        session = kept.plan.key.session
-        if self._copies.get(session) is not kept:
-            return
+    def _written(self, kept: KeptCopy, error: Exception | None) -> None:
         if error is not None:
             self._drop(kept, str(error))
             return
-        kept.intake.record_written(part.tokens, len(part.content))
-        self._leases.copies.record_lag(session, kept.intake.lacking_tokens)
+        self._leases.copies.record_lag(kept.plan.key.session, kept.intake.lacking_tokens)
         self._tell_hop((kept,))

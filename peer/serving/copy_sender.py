@@ -1,9 +1,13 @@
-"""Copies of this peer's sessions on their way to standbys: read in the engine's idle moments, sent behind all else."""
+"""Copies of this peer's sessions on their way to standbys: read in the engine's idle moments, sent behind all else.
+
+What standbys compute from is read from sessions' logs, and keys and values from their caches on the engine's thread.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from molink.dht.records.records import PeerFacts
 from molink.dht.refusals import RefusalLog
@@ -16,7 +20,7 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.routing.routes.partners import copied_bytes_per_token
+from molink.routing.routes.copy_forms import CopyForm, copied_bytes_per_token, may_be_copied_as
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,8 @@ class CopySender:
         self._refusals = RefusalLog(_log)
         self.sent_bytes = 0
         """Of copies, so far."""
+        self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
+        """Of copies, so far, in each form."""
         idle.add_source(self._next_work)
 
     def __len__(self) -> int:
@@ -58,13 +64,13 @@ class CopySender:
         """That standbys lack, of all sessions together."""
         return sum(held - self._sending.kept_tokens(session) for session, held in self._held_tokens().items())
 
-    def assign(self, session: ServedSession, standby: PeerFacts | None) -> None:
-        """From now on the session's copy is that peer's to keep, or nobody's."""
+    def assign(self, session: ServedSession, standby: PeerFacts | None, form: CopyForm) -> None:
+        """From now on the session's copy is that peer's to keep, or nobody's; it goes in that form as far as can be."""
         peer_id = "" if standby is None else standby.peer_id
         if session.standby_peer_id == peer_id:
             return
-        session.standby_peer_id = peer_id
-        self._sending.stop(session)
+        session.standby_peer_id, session.standby_form = peer_id, form
+        self._stop(session)
         self._stop_linking(session)
         if standby is not None:
             task = asyncio.create_task(self._link(session, standby), name=f"link to {peer_id}")
@@ -82,17 +88,17 @@ class CopySender:
             if session is None or session.ended or session.standby_peer_id != link.peer_id:
                 continue
             if one.ended:
-                self._sending.stop(session)
-            elif session in self._sending:
-                if not self._sending.record_kept(session, one.tokens):
-                    self._refuse(session, link)
-            elif not self._open(session, link, one.tokens):
-                self._refuse(session, link)
+                self._stop(session)
+            elif not self._follow(session, link, one.tokens):
+                self._refusals.refused("what standbys say of copies and cannot be", link.peer_id)
+                self._stop(session)
+                session.standby_peer_id = ""
         self._idle.wake()
 
     def link_closed(self, peer_id: str) -> None:
         """A standby is gone. It changes nothing else."""
-        self._sending.end_partner(peer_id)
+        for session in self._sending.end_partner(peer_id):
+            _kept_by_nobody(session)
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -103,18 +109,32 @@ class CopySender:
             self._alarm.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _refuse(self, session: ServedSession, link: Link) -> None:
-        self._refusals.refused("what standbys say of copies and cannot be", link.peer_id)
+    def _stop(self, session: ServedSession) -> None:
         self._sending.stop(session)
-        session.standby_peer_id = ""
+        _kept_by_nobody(session)
 
-    def _open(self, session: ServedSession, link: Link, kept_tokens: int) -> bool:
-        if kept_tokens > session.plan.capacity_tokens:
-            return False
-        spec = self._engine.spec
-        token_bytes = copied_bytes_per_token(spec, session.span)
-        whole = any(spec.state_bytes[session.span.start : session.span.stop])
-        return self._sending.open(session, link.peer_id, kept_tokens, token_bytes, whole=whole)
+    def _follow(self, session: ServedSession, link: Link, kept_tokens: int) -> bool:
+        """The standby has so many tokens. False: that cannot be."""
+        if session in self._sending:
+            followed = self._sending.record_kept(session, kept_tokens)
+        else:
+            is_possible = kept_tokens <= session.plan.capacity_tokens
+            sizes = self._token_bytes(session)
+            followed = is_possible and self._sending.open(session, link.peer_id, kept_tokens, sizes)
+        if followed and session.inputs is not None:
+            session.inputs.kept_tokens = kept_tokens
+        return followed
+
+    def _token_bytes(self, session: ServedSession) -> dict[CopyForm, int]:
+        """Of the forms in which the session's copy may go: the one that its client wants, and keys and values where
+        that is not here."""
+        spec, span = self._engine.spec, session.span
+        forms = {CopyForm.KEYS_AND_VALUES, session.standby_form}
+        return {
+            form: copied_bytes_per_token(spec, span, form, session.receives_in)
+            for form in forms
+            if may_be_copied_as(form, spec, span)
+        }
 
     async def _link(self, session: ServedSession, standby: PeerFacts) -> None:
         """It may be this end alone that can dial."""
@@ -129,24 +149,29 @@ class CopySender:
             task.cancel()
 
     def _held_tokens(self) -> dict[ServedSession, int]:
-        """What the sessions' caches hold now, as far as it can be read."""
+        """What the sessions' caches hold now, as far as it can be read and is logged."""
         return {
             session: session.cache.length
+            if session.inputs is None
+            else min(session.cache.length, session.inputs.end)
             for session in self._sessions
             if session in self._sending and session.cache is not None and session.cache.holds_blocks
         }
 
     def _next_work(self) -> IdleWork | None:
-        """The next portion, read on the engine's thread."""
-        if not len(self._sending):
-            return None
-        held, now_s = self._held_tokens(), time.perf_counter()
-        portion = self._sending.next_portion(held, now_s)
-        if not isinstance(portion, CopyPortion):
-            self._wake_in(portion - now_s)
-            return None
-        ranges = portion.ranges
-        return IdleWork(lambda: self._read(ranges), lambda read: self._send(portion, read))
+        """The next portion that is read on the engine's thread; what comes before it and is not goes at once."""
+        while len(self._sending):
+            held, now_s = self._held_tokens(), time.perf_counter()
+            inputs_from = {one: one.inputs.start for one in held if one.inputs is not None}
+            portion = self._sending.next_portion(held, now_s, inputs_from)
+            if not isinstance(portion, CopyPortion):
+                self._wake_in(portion - now_s)
+                return None
+            ranges = portion.ranges
+            if any(one.form is CopyForm.KEYS_AND_VALUES for one in ranges):
+                return IdleWork(partial(self._read, ranges), partial(self._send, portion))
+            self._send(portion, [None] * len(ranges))
+        return None
 
     def _wake_in(self, wait_s: float) -> None:
         if self._alarm is not None:
@@ -156,10 +181,10 @@ class CopySender:
             self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._idle.wake)
 
     def _read(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
-        """On the engine's thread. None for a session whose cache cannot be read (any more)."""
+        """On the engine's thread. None for what is not read there, or from a cache that cannot be read (any more)."""
         parts: list[bytes | bytearray | None] = []
         for one in ranges:
-            cache = one.key.cache
+            cache = one.key.cache if one.form is CopyForm.KEYS_AND_VALUES else None
             try:
                 parts.append(cache.export(one.start, one.stop) if cache is not None else None)
             except (ValueError, RuntimeError) as error:
@@ -177,10 +202,11 @@ class CopySender:
             _log.error("copies could not be read", exc_info=read)
             read = [None] * len(portion.ranges)
         header, payload, sessions = pb.CopyParts(), [], []
-        for one, content in zip(portion.ranges, read, strict=True):
+        for one, exported in zip(portion.ranges, read, strict=True):
             session = one.key
+            content = exported if one.form is CopyForm.KEYS_AND_VALUES else _logged(one)
             if content is None:
-                self._sending.stop(session)
+                self._stop(session)
             elif session in self._sending and not session.ended:
                 held = session.cache.length if session.cache is not None else one.stop
                 header.parts.add(
@@ -189,6 +215,7 @@ class CopySender:
                     start=one.start,
                     tokens=one.stop - one.start,
                     payload_bytes=len(content),
+                    form=int(one.form),
                     behind_tokens=max(0, held - one.stop),
                 )
                 payload.append(content)
@@ -197,11 +224,13 @@ class CopySender:
         if not payload:
             return
         if link is None:
-            self._sending.end_partner(portion.partner)
+            self.link_closed(portion.partner)
             return
         content = b"".join(payload)
         if link.post(header, content, TrafficClass.REPLICATION, tuple(sessions)):
             self.sent_bytes += len(content)
+            for part in header.parts:
+                self.sent_tokens[CopyForm(part.form)] += part.tokens
         else:
             self._sending.record_refused(portion)
             link.when_room(lambda: self._room(portion.partner))
@@ -209,3 +238,17 @@ class CopySender:
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
         self._idle.wake()
+
+
+def _kept_by_nobody(session: ServedSession) -> None:
+    if session.inputs is not None:
+        session.inputs.kept_tokens = None
+
+
+def _logged(one: CopyRange[ServedSession]) -> bytes | None:
+    """What the session's log has of these tokens; None: it has not all of them (any more)."""
+    try:
+        return None if one.key.inputs is None else one.key.inputs.read(one.start, one.stop)
+    except ValueError as error:
+        _log.debug("a copy ends: %s", error)
+        return None

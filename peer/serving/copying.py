@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from molink.peer.engine.kept_copy import input_rows
+from molink.peer.engine.sessions import ServedSession
+from molink.peer.redundancy.input_log import InputLog, InputLogs
 from molink.peer.serving.copy_keeper import CopyKeeper
 from molink.peer.serving.copy_sender import CopySender
+from molink.routing.routes.copy_forms import CopyForm
+from molink.shards.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -13,6 +18,19 @@ class Copying:
 
     sender: CopySender
     keeper: CopyKeeper
+    logs: InputLogs
+    spec: ModelSpec
+
+    def log_inputs(self, session: ServedSession, before: InputLog | None = None) -> None:
+        """What comes to the session is logged from now on: behind what came in its epoch before, or to the copy that it
+        was, if rows are encoded as they were."""
+        encoding, row_bytes = input_rows(session.plan, session.place.hop, self.spec)
+        if before is not None and before.encoding == encoding:
+            before.kept_tokens, session.inputs = None, before
+            return
+        if before is not None:
+            before.close()
+        session.inputs = self.logs.open(encoding, row_bytes)
 
     def serves(self, peer_id: str) -> bool:
         """Whether that peer is the client or the hop of a copy here."""
@@ -29,8 +47,12 @@ class Copying:
             "copied_sessions": len(self.sender),
             "copied_behind_tokens": self.sender.behind_tokens,
             "sent_copy_bytes": self.sender.sent_bytes,
+            "sent_computed_tokens": sum(self.sender.sent_tokens.values())
+            - self.sender.sent_tokens[CopyForm.KEYS_AND_VALUES],
+            "input_log_bytes": self.logs.used_bytes,
             "kept_copies": len(self.keeper.copies),
             "kept_behind_tokens": sum(kept.intake.lacking_tokens for kept in self.keeper.copies),
             "kept_copy_bytes": self.keeper.kv_bytes,
+            "computed_copy_tokens": self.keeper.writer.computed_tokens,
             "taken_over": self.keeper.taken_over,
         }

@@ -20,6 +20,7 @@ from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
+from molink.peer.redundancy.input_log import InputLogs, log_limit_bytes
 from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
@@ -163,8 +164,11 @@ class DataPlane:
         self.loader = LayerLoader(leased)
         self.links.newest_facts = swarm.newest_facts
         neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
-        self.copying = self._open_copying(identity.peer_id, leased, neighbours) if settings.copies else None
+        self.copying: Copying | None = None
         """None: no copies are kept, neither here nor of what is here."""
+        if settings.copies:
+            logs = InputLogs(log_limit_bytes(settings.memory_bytes))
+            self.copying = self._open_copying(identity.peer_id, leased, neighbours, logs)
         self.admission = Admission(
             identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper, self.copying
         )
@@ -204,14 +208,14 @@ class DataPlane:
     ) -> None:
         await self._stack.aclose()
 
-    def _open_copying(self, peer_id: str, compute: LeasedCompute, neighbours: NeighbourLinks) -> Copying:
-        engine = compute.backend.engine
-        idle = IdleEngine(self._engine_thread)
+    def _open_copying(
+        self, peer_id: str, compute: LeasedCompute, neighbours: NeighbourLinks, logs: InputLogs
+    ) -> Copying:
+        engine, thread = compute.backend.engine, self._engine_thread
+        idle = IdleEngine(thread)
         sender = CopySender(engine, idle, self.sessions, neighbours, self.links)
-        keeper = CopyKeeper(
-            peer_id, engine, compute.leases, self._engine_thread, idle, neighbours, self.links
-        )
-        return Copying(sender, keeper)
+        keeper = CopyKeeper(peer_id, engine, compute.leases, thread, idle, logs, neighbours)
+        return Copying(sender, keeper, logs, engine.spec)
 
     async def run(self) -> None:
         """Lets leases expire, until cancelled. Steps are driven by what arrives."""

@@ -15,7 +15,7 @@ from molink.dht.refusals import RefusalLog
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.serving.dials import DialBackoff
 from molink.peer.wire.link.handshake import Remote
-from molink.peer.wire.link.link import LinkError
+from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.shards.address_ranges import range_of
 
@@ -41,6 +41,10 @@ class NeighbourLinks:
         self._backoff = DialBackoff()
         self._budget = Budget(DIALS)
         self._refusals = RefusalLog(_log)
+
+    def find(self, peer_id: str) -> Link | None:
+        """The open link to that peer, if there is one."""
+        return self._links.find(peer_id)
 
     async def link(self, facts: PeerFacts, client: Remote) -> None:
         """Returns once there is a link to that hop, dialled if that may be, else awaited.

@@ -173,10 +173,17 @@ def queue_ms(view: PeerView, cost: CostModel) -> float:
     held = sum(map(len, state.spans))
     latencies = view.facts.layer_latencies
     fixed_ms = view.facts.step_ms
-    alone_ms = fixed_ms + held * layer_ms_at(latencies, 1)
     together_ms = fixed_ms + held * layer_ms_at(latencies, max(1, batch_size(view) - 1))
-    busy = 1.0 if state.queued > 0 else min(1.0, max(0, state.sessions) * alone_ms / cost.session_tpot_ms)
+    busy = 1.0 if state.queued > 0 else utilisation(view, cost.session_tpot_ms)
     return together_ms * (busy / 2 + max(0, state.queued) // cost.steps_per_batch)
+
+
+def utilisation(view: PeerView, tpot_ms: float) -> float:
+    """Returns the part of its time, 0 to 1, in which a peer's device steps its sessions, each by itself once in
+    `tpot_ms`, through all layers that it holds."""
+    held, sessions = sum(map(len, view.state.spans)), max(0, view.state.sessions)
+    alone_ms = view.facts.step_ms + held * layer_ms_at(view.facts.layer_latencies, 1)
+    return min(1.0, sessions * alone_ms / tpot_ms) if tpot_ms > 0 else float(sessions > 0)
 
 
 def transmission_ms(size_bytes: int, seen: PeerObservation, cost: CostModel) -> float:

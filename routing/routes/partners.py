@@ -6,8 +6,8 @@ circuit, among peers that hold the layers anyway, and what counts is how the cir
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -15,16 +15,20 @@ import numpy as np
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.routing.arrays import FloatArray
 from molink.routing.cost.cost import CostModel
+from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs
 from molink.routing.placement.coverage import layer_table
 from molink.routing.routes.assignment import assign
+from molink.routing.routes.copy_forms import CopyCost, CopyForm, can_compute, computing_ms, copy_costs
 from molink.routing.routes.route import Route, RouteHop
 from molink.routing.snapshot import Snapshot
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import merge_spans
 
 COPY_SHARE = 0.5
 """Of what decode leaves of an uplink, the part that copies may count on. Copies go after everything but weights, and
 are guaranteed a twentieth only: the other half is for what goes before them and comes in bursts, prompts above all."""
+MOST_SOUGHT = 16
+"""Holders of a hop's layers beyond the shortlist: enough that one of them has room, few enough to be compared."""
 _MBPS_BYTES = 125_000
 _SAME_HOME_MS = 1e6
 """Worse than any predicted TPOT that is told from another."""
@@ -40,7 +44,9 @@ class NoPartner(StrEnum):
     DECLINED = "declined"
     """The hop's peer wants no copies, or wants them where there can be none."""
     UPLINK = "uplink"
-    """The hop's peer could not send its KV cache as fast as it grows."""
+    """The hop's peer could not send its copy as fast as that grows, in whatever form."""
+    WORK = "work"
+    """It could send only what a partner computes from, and none of those with room has the time."""
     SPAN = "span"
     """No other peer holds all layers of the hop."""
     MEMORY = "memory"
@@ -57,6 +63,8 @@ class PartnerChoice:
     tpot_ms: float | None
     """Of the circuit with the partner in the hop's place, as predicted."""
     reason: NoPartner | None
+    cost: CopyCost | None = None
+    """In which form the copy goes there, and what that takes; None without a partner."""
 
     @classmethod
     def none(cls, reason: NoPartner) -> "PartnerChoice":
@@ -70,6 +78,7 @@ def choose_partners(
     *,
     avoid: frozenset[str] = frozenset(),
     hops: Sequence[int] | None = None,
+    activation_codec: str = "",
     cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
 ) -> tuple[PartnerChoice, ...]:
     """A partner for each hop of the route, or for those of the numbers `hops`, in their order.
@@ -82,10 +91,12 @@ def choose_partners(
     Links that nobody measured are guessed from what these peers measured.
 
     Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or
-    nowhere. A hop whose peer cannot send its lines as fast as they come gets none: half of what decode leaves of its
-    uplink, divided among its sessions, has to carry them at the route's TPOT. Equal snapshots give equal choices, in
-    whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a
-    shortlist.
+    nowhere. A copy goes in the form of the fewest bytes that the partner can compute from as fast as tokens come, by
+    the latencies that it announces, in half of its idle time; keys and values need no computing. A hop whose peer
+    cannot send its copy as fast as that grows gets none: half of what decode leaves of its uplink, divided among its
+    sessions, has to carry it at the route's TPOT. `activation_codec` is what the session asks for. Equal snapshots give
+    equal choices, in whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm
+    give it a shortlist.
 
     Raises:
         ValueError: the route has no such hop.
@@ -101,29 +112,43 @@ def choose_partners(
     free = np.array([view.peer_id not in own for view in views])
     held = np.array([layer_table(snapshot.model.layers, view.state.spans) for view in views])
     chosen: dict[int, PartnerChoice] = {}
-    able: dict[int, list[PeerView]] = {}
+    encodings = _encodings(
+        snapshot.model.dtype, activation_codec, [views[places[one]] for one in route.peer_ids]
+    )
+    able: dict[int, list[_Able]] = {}
     for at in sorted(set(wanted)):
         hop = route.hops[at]
         holding = np.flatnonzero(free & held[:, hop.span.start : hop.span.stop].all(axis=1))
         holders = [views[place] for place in holding.tolist()]
-        found = _able(snapshot, hop, views[places[hop.peer_id]], holders, route.tpot_ms, demand, cost)
+        copied = _Copied(hop, views[places[hop.peer_id]], encodings[at - 1], route.tpot_ms)
+        found = _able(snapshot, copied, holders, demand, cost)
         if isinstance(found, NoPartner):
             chosen[at] = PartnerChoice.none(found)
         else:
             able[at] = found
     if able:
-        names = {view.peer_id for roomy in able.values() for view in roomy} | own
+        names = {one.view.peer_id for others in able.values() for one in others} | own
         ways = _Ways.among([view for view in views if view.peer_id in names], snapshot, route, demand, cost)
         chosen |= _assigned(ways, able)
     return tuple(chosen[at] for at in wanted)
 
 
-def copied_bytes_per_token(model: ModelSpec, span: Span) -> int:
-    """Returns what a copy of the span's KV cache takes on the wire for each token: its lines, and, where layers have
-    states that every token changes, these anew."""
-    return sum(model.kv_bytes_per_token[span.start : span.stop]) + sum(
-        model.state_bytes[span.start : span.stop]
-    )
+def partner_candidates(
+    views: Collection[PeerView], shortlist: frozenset[str], route: Route, hops: Sequence[int]
+) -> frozenset[str]:
+    """Returns among whom of a large swarm partners of these hops are sought: the shortlist on which the circuit was
+    planned, the circuit itself, and where few on that list hold a hop's layers, those of all others who do and have the
+    fewest sessions."""
+    chosen = shortlist | frozenset(route.peer_ids)
+    held = [(view, merge_spans(view.state.spans)) for view in views if not view.state.draining]
+    for at in hops:
+        span = route.hops[at].span
+        holders = [view for view, spans in held if any(one.covers(span) for one in spans)]
+        others = [view for view in holders if view.peer_id not in chosen]
+        others.sort(key=lambda view: (view.state.sessions, view.peer_id))
+        wanted = MOST_SOUGHT - (len(holders) - len(others))
+        chosen |= {view.peer_id for view in others[: max(0, wanted)]}
+    return chosen
 
 
 def copy_bytes_per_s(uplink_mbps: float, decode_bytes_per_s: float, copies: int) -> float:
@@ -131,32 +156,84 @@ def copy_bytes_per_s(uplink_mbps: float, decode_bytes_per_s: float, copies: int)
     return COPY_SHARE * max(0.0, uplink_mbps * _MBPS_BYTES - decode_bytes_per_s) / max(1, copies)
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A hop that is to be copied."""
+
+    hop: RouteHop
+    view: PeerView
+    encoding: str
+    """Of the rows that come to it."""
+    tpot_ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1000 / self.tpot_ms if self.tpot_ms > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Able:
+    """A peer that could be a hop's partner, and what the copy would take."""
+
+    view: PeerView
+    cost: CopyCost
+
+
+def _encodings(dtype: str, activation_codec: str, views: Sequence[PeerView]) -> tuple[str, ...]:
+    """That of the rows out of each hop of a circuit over these peers."""
+    return encodings_of_circuit(activation_codec, dtype, [view.facts.activation_codecs for view in views])
+
+
 def _able(
-    snapshot: Snapshot,
-    hop: RouteHop,
-    view: PeerView,
-    holders: list[PeerView],
-    tpot_ms: float,
-    demand: Demand,
-    cost: CostModel,
-) -> list[PeerView] | NoPartner:
+    snapshot: Snapshot, copied: _Copied, holders: list[PeerView], demand: Demand, cost: CostModel
+) -> list[_Able] | NoPartner:
     """Those of the other peers with the hop's layers that could be its partner, at least one, or why there is none."""
+    model, view, span = snapshot.model, copied.view, copied.hop.span
     if not view.facts.keeps_copies:
         return NoPartner.DECLINED
     wanted = view.facts.partner_peer_id
     keeping = [other for other in holders if other.facts.keeps_copies and wanted in ("", other.peer_id)]
     if holders and not keeping:
         return NoPartner.DECLINED
-    model, sessions = snapshot.model, max(1, view.state.sessions)
-    tokens_per_s = 1000 / tpot_ms if tpot_ms > 0 else math.inf
-    uplink_mbps = snapshot.seen(view).uplink_mbps or cost.unknown_bandwidth_mbps
-    decode_bytes_per_s = sessions * model.activation_bytes * tokens_per_s
-    left_bytes_per_s = copy_bytes_per_s(uplink_mbps, decode_bytes_per_s, sessions)
-    if copied_bytes_per_token(model, hop.span) * tokens_per_s > left_bytes_per_s:
+    left_bytes_per_s = _left_bytes_per_s(snapshot, copied, cost)
+    carried = [
+        one
+        for one in copy_costs(model, span, copied.encoding)
+        if one.token_bytes * copied.tokens_per_s <= left_bytes_per_s
+    ]
+    if not carried:
         return NoPartner.UPLINK
-    needed_bytes = model.kv_bytes(hop.span, demand.tokens)
+    needed_bytes = model.kv_bytes(span, demand.tokens)
     roomy = [other for other in keeping if other.state.free_kv_bytes >= needed_bytes]
-    return roomy or (NoPartner.MEMORY if holders else NoPartner.SPAN)
+    if not roomy:
+        return NoPartner.MEMORY if holders else NoPartner.SPAN
+    able = [
+        _Able(other, found)
+        for other in roomy
+        if (found := _cheapest(other, copied, carried, cost)) is not None
+    ]
+    return able or NoPartner.WORK
+
+
+def _left_bytes_per_s(snapshot: Snapshot, copied: _Copied, cost: CostModel) -> float:
+    """What of the hop's uplink its copy may count on."""
+    sessions = max(1, copied.view.state.sessions)
+    uplink_mbps = snapshot.seen(copied.view).uplink_mbps or cost.unknown_bandwidth_mbps
+    decode_bytes_per_s = sessions * snapshot.model.activation_bytes * copied.tokens_per_s
+    return copy_bytes_per_s(uplink_mbps, decode_bytes_per_s, sessions)
+
+
+def _cheapest(
+    other: PeerView, copied: _Copied, carried: Sequence[CopyCost], cost: CostModel
+) -> CopyCost | None:
+    """Of the forms that the hop's line carries, that of the fewest bytes for which that peer has the time."""
+    for one in carried:
+        if one.form is CopyForm.KEYS_AND_VALUES:
+            return one
+        token_ms = computing_ms(other, copied.hop.span, copied.tokens_per_s, cost)
+        if can_compute(other, token_ms, copied.tpot_ms):
+            return replace(one, token_ms=token_ms)
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +281,7 @@ class _Ways:
         return total_ms
 
 
-def _assigned(ways: _Ways, able: Mapping[int, Sequence[PeerView]]) -> dict[int, PartnerChoice]:
+def _assigned(ways: _Ways, able: Mapping[int, Sequence[_Able]]) -> dict[int, PartnerChoice]:
     """Of hops with peers that could be their partners: which becomes which one's."""
     places = {view.peer_id: place for place, view in enumerate(ways.views)}
     hosts = [_hosts(view.facts) for view in ways.views]
@@ -212,15 +289,17 @@ def _assigned(ways: _Ways, able: Mapping[int, Sequence[PeerView]]) -> dict[int, 
     costs = np.full((len(able), len(places) + len(able)), _NOBODY_MS)
     after_ms = np.full_like(costs, np.inf)
     for row, (at, others) in enumerate(able.items()):
-        columns = [places[other.peer_id] for other in others]
+        columns = [places[other.view.peer_id] for other in others]
         home = hosts[ways.own[at]]
         shared = np.array([not home.isdisjoint(hosts[column]) for column in columns])
         after_ms[row, columns] = ways.after_ms(at, columns)
         costs[row, columns] = np.minimum(after_ms[row, columns], _SAME_HOME_MS) + _SAME_HOME_MS * shared
+    copies = {(at, places[one.view.peer_id]): one.cost for at, others in able.items() for one in others}
     choices = {}
     for row, (at, column) in enumerate(zip(able, assign(costs), strict=True)):
         if costs[row, column] < _NOBODY_MS:
-            choices[at] = PartnerChoice(ways.views[column].peer_id, float(after_ms[row, column]), None)
+            after = float(after_ms[row, column])
+            choices[at] = PartnerChoice(ways.views[column].peer_id, after, None, copies[at, column])
         else:
             choices[at] = PartnerChoice.none(NoPartner.TAKEN)
     return choices

@@ -41,7 +41,7 @@ class SwarmSettings:
     timeout_s: float = 30.0
     """Within which a circuit has to form, as the clients' commands have it."""
     partners: bool = False
-    """Whether other peers keep a second copy of each hop's KV cache. Real ones do not yet."""
+    """Whether other peers keep a second copy of each hop's KV cache."""
     undialable: float = 0.0
     """The part of volunteers that nobody can dial."""
 

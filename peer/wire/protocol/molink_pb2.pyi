@@ -21,6 +21,37 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CopyForm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CopyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CopyForm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEYS_AND_VALUES: _CopyForm.ValueType  # 0
+    """as the hop's KV cache has them; not where layers keep states"""
+    INPUTS: _CopyForm.ValueType  # 1
+    """not of a head: its incoming rows, one after the other, each in the link's"""
+    TOKEN_IDS: _CopyForm.ValueType  # 2
+    """encoding by itself; the standby computes from them
+    of a head: 4 bytes each, little-endian: the standby computes from them
+    """
+
+class CopyForm(_CopyForm, metaclass=_CopyFormEnumTypeWrapper):
+    """-- a session along a circuit
+
+    of a second copy of a hop's KV cache
+    """
+
+KEYS_AND_VALUES: CopyForm.ValueType  # 0
+"""as the hop's KV cache has them; not where layers keep states"""
+INPUTS: CopyForm.ValueType  # 1
+"""not of a head: its incoming rows, one after the other, each in the link's"""
+TOKEN_IDS: CopyForm.ValueType  # 2
+"""encoding by itself; the standby computes from them
+of a head: 4 bytes each, little-endian: the standby computes from them
+"""
+Global___CopyForm: _TypeAlias = CopyForm  # noqa: Y015
+
 class _Finish:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -37,30 +68,6 @@ NOT_FINISHED: Finish.ValueType  # 0
 STOP: Finish.ValueType  # 1
 LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
-
-class _CopyForm:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CopyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CopyForm.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    KEYS_AND_VALUES: _CopyForm.ValueType  # 0
-    """as the hop's KV cache has them"""
-    INPUTS: _CopyForm.ValueType  # 1
-    """the hop's incoming rows, as they came: the standby computes from them"""
-    TOKEN_IDS: _CopyForm.ValueType  # 2
-    """of a head: 4 bytes each, little-endian: the standby computes from them"""
-
-class CopyForm(_CopyForm, metaclass=_CopyFormEnumTypeWrapper):
-    """-- second copies of KV caches, from a hop to its standby and back"""
-
-KEYS_AND_VALUES: CopyForm.ValueType  # 0
-"""as the hop's KV cache has them"""
-INPUTS: CopyForm.ValueType  # 1
-"""the hop's incoming rows, as they came: the standby computes from them"""
-TOKEN_IDS: CopyForm.ValueType  # 2
-"""of a head: 4 bytes each, little-endian: the standby computes from them"""
-Global___CopyForm: _TypeAlias = CopyForm  # noqa: Y015
 
 @_typing.final
 class Challenge(_message.Message):
@@ -161,8 +168,6 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Hop(_message.Message):
-    """-- a session along a circuit"""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_ID_FIELD_NUMBER: _builtins.int
@@ -174,6 +179,7 @@ class Hop(_message.Message):
     PREDICTED_LINK_MS_FIELD_NUMBER: _builtins.int
     UPLINK_MBPS_FIELD_NUMBER: _builtins.int
     STANDBY_FACTS_FIELD_NUMBER: _builtins.int
+    STANDBY_FORM_FIELD_NUMBER: _builtins.int
     peer_id: _builtins.str
     start: _builtins.int
     stop: _builtins.int
@@ -187,6 +193,8 @@ class Hop(_message.Message):
     """measured; 0: not known"""
     standby_facts: _builtins.bytes
     """signed facts of who keeps a second copy of the hop's KV cache; empty: nobody"""
+    standby_form: Global___CopyForm.ValueType
+    """in which the copy is to go, as far as the hop can"""
     def __init__(
         self,
         *,
@@ -199,10 +207,11 @@ class Hop(_message.Message):
         predicted_link_ms: _builtins.float = ...,
         uplink_mbps: _builtins.float = ...,
         standby_facts: _builtins.bytes = ...,
+        standby_form: Global___CopyForm.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_facts", b"standby_facts", "start", b"start", "stop", b"stop", "uplink_mbps", b"uplink_mbps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_facts", b"standby_facts", "standby_form", b"standby_form", "start", b"start", "stop", b"stop", "uplink_mbps", b"uplink_mbps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +607,8 @@ Global___Stepped: _TypeAlias = Stepped  # noqa: Y015
 
 @_typing.final
 class CopyPart(_message.Message):
+    """-- second copies of KV caches, from a hop to its standby and back"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int

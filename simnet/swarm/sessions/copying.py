@@ -4,13 +4,15 @@ Lines are copied from the first token on: prompts' activations go before copies,
 any. From then on the peer's copies have `COPY_SHARE` of what decode leaves of its uplink. Those that have caught up get
 what their sessions' tokens take, at most as much as the others, which have equal parts of the rest. That is worked out
 when a copy begins or ends there, and holds until the next does. Nothing waits for a copy: it goes after everything but
-weights.
+weights. What a partner computes of it comes no faster than half of all its time allows.
 """
 
 import math
 from dataclasses import dataclass
 
-from molink.routing.routes.partners import copied_bytes_per_token, copy_bytes_per_s
+from molink.routing import PartnerChoice
+from molink.routing.routes.copy_forms import WORK_SHARE, CopyCost
+from molink.routing.routes.partners import copy_bytes_per_s
 from molink.shards.spec import ModelSpec
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
@@ -30,8 +32,8 @@ class KvCopy:
     """Of the circuit with the partner in the hop's place, as predicted."""
     kv_bytes: int
     """That the partner has leased."""
-    line_bytes: int
-    """Of one token, on the wire."""
+    cost: CopyCost
+    """Its form, and what that takes of each token."""
     lines: float = 0.0
     """Tokens of which the partner has the lines."""
     lines_per_s: float = 0.0
@@ -39,12 +41,19 @@ class KvCopy:
 
     @classmethod
     def of(
-        cls, one: SimulatedGeneration, at: int, partner: str, tpot_ms: float, model: ModelSpec
-    ) -> "KvCopy":
-        """Nothing is copied yet."""
-        span = one.hops[at].span
-        sizes = (model.kv_bytes(span, one.demand.tokens), copied_bytes_per_token(model, span))
-        return cls(one, at, one.hops[at].peer_id, partner, tpot_ms, *sizes)
+        cls, one: SimulatedGeneration, at: int, choice: PartnerChoice, model: ModelSpec
+    ) -> "KvCopy | None":
+        """Nothing is copied yet. None: the choice is nobody."""
+        if choice.peer_id is None or choice.tpot_ms is None or choice.cost is None:
+            return None
+        kv_bytes = model.kv_bytes(one.hops[at].span, one.demand.tokens)
+        source = one.hops[at].peer_id
+        return cls(one, at, source, choice.peer_id, choice.tpot_ms, kv_bytes, choice.cost)
+
+    @property
+    def line_bytes(self) -> int:
+        """Of one token, on the wire."""
+        return self.cost.token_bytes
 
     def advance(self, now_s: float) -> float:
         """Counts the lines since the last look, never more than were computed; returns the bytes of them."""
@@ -56,11 +65,11 @@ class KvCopy:
         return (self.lines - before) * self.line_bytes
 
     def wanted_bytes_per_s(self) -> float:
-        """What would keep it up with its session, as of the last look; without limit, if it is a token
-        or more behind."""
-        tpot_ms = self.one.progress.tpot_ms
+        """What would keep it up with its session, as of the last look; if it is a token or more behind, as fast as the
+        partner computes, which for keys and values has no limit."""
+        tpot_ms, token_ms = self.one.progress.tpot_ms, self.cost.token_ms
         if self.lines <= self.one.history - 1 or tpot_ms <= 0:
-            return math.inf
+            return 1000 * WORK_SHARE * self.line_bytes / token_ms if token_ms > 0 else math.inf
         return 1000 * self.line_bytes / tpot_ms
 
 

@@ -10,6 +10,7 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.memory.leases import LeaseKey
 from molink.routing import IncumbentRoute, NoCircuit, PartnerChoice, Route, choose_partners
 from molink.routing.cost.terms import Demand
+from molink.routing.routes.partners import partner_candidates
 from molink.routing.routes.shortlist import Shortlist, replan_incumbent_among
 from molink.shards.spec import ModelSpec
 from molink.simnet.swarm.members.bulletin import Notice
@@ -67,10 +68,13 @@ class SimulatedGateway:
     def partners(
         self, route: Route, demand: Demand, hops: Sequence[int], taken: frozenset[str], now_s: float
     ) -> tuple[PartnerChoice, ...]:
-        """Who should keep copies of these hops of a session's circuit, `taken` being the partners that it has; from
-        among its shortlist."""
+        """Who should keep copies of these hops of a session's circuit, `taken` being the partners that it has."""
         self._view.look(now_s)
-        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        names = None
+        if self._shortlist is not None:
+            names = partner_candidates(
+                self._view.snapshot().peers, frozenset(self._shortlist.posed), route, hops
+            )
         avoided, _ = self._quarantine.excluded_peers(self._view.views(self._quarantine.entries), now_s)
         return choose_partners(self._view.snapshot(names), route, demand, avoid=avoided | taken, hops=hops)
 

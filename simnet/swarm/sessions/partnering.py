@@ -103,10 +103,11 @@ class Partnering:
 
     def _asked(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> KvCopy | None:
         partners, now_s = self._context.accounts.partners, self._context.now_s
-        if choice.peer_id is None or choice.tpot_ms is None:
+        copy = KvCopy.of(one, at, choice, self._context.model)
+        if copy is None:
             partners.count_none(str(choice.reason))
             return None
-        member, span = self._context.members[choice.peer_id], one.hops[at].span
+        member, span = self._context.members[copy.partner], one.hops[at].span
         facts = member.volunteer.facts
         if not member.alive:
             partners.count_none("lost")
@@ -124,7 +125,7 @@ class Partnering:
         one.gateway.linked.add(member.peer_id)
         member.copies[one.number] = at
         self._context.changed(member)
-        return KvCopy.of(one, at, member.peer_id, choice.tpot_ms, self._context.model)
+        return copy
 
     def _seek_after(self, wait_s: float, one: SimulatedGeneration, gone: Member) -> None:
         """By then it is known that the peer is gone; the hop has a partner sought for it, unless the circuit is another

@@ -18,6 +18,7 @@ from molink.peer.hop import hop_core
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.prompt_order import due_s
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
 from molink.shards.batching.engine import Engine
@@ -99,9 +100,8 @@ def test_tokens_are_those_of_transformers_however_prompts_are_cut_and_sessions_g
     prompts = [prompt_of(tokens) for tokens in cuts]
 
     async def generated() -> list[list[int]]:
-        served = served_circuit(
-            model, sorted(spans), kv_tokens=2500, rule=fixed(micro_batches), cut=cut_as(cuts)
-        )
+        plane = DataPlaneSettings(rule=fixed(micro_batches), copies=True)
+        served = served_circuit(model, sorted(spans), kv_tokens=2500, cut=cut_as(cuts), settings=plane)
         async with served as circuit:
             return await circuit.generate(prompts, NEW_TOKENS)
 

@@ -2,10 +2,11 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.redundancy.copy_intake import CopyIntake
+from molink.peer.redundancy.copy_intake import LONGER, MOST_PIECE_TOKENS, PIECE_S, ComputingPace, CopyIntake
 from molink.peer.redundancy.copy_sending import (
     GATHER_S,
     MOST_OPENINGS,
@@ -14,6 +15,13 @@ from molink.peer.redundancy.copy_sending import (
     CopyPortion,
     CopySending,
 )
+from molink.peer.redundancy.input_log import InputLogs
+from molink.routing.routes.copy_forms import CopyForm
+
+
+def lines(token_bytes: int) -> dict[CopyForm, int]:
+    """Keys and values of so many bytes a token, and no other form."""
+    return {CopyForm.KEYS_AND_VALUES: token_bytes}
 
 
 def portion_of(sending: CopySending[str], held: dict[str, int], now_s: float = 1.0) -> CopyPortion[str]:
@@ -29,14 +37,14 @@ def ranges_of(portion: CopyPortion[str]) -> dict[str, tuple[int, int]]:
 def test_the_new_tokens_of_all_sessions_go_together_and_fill_up_with_a_prompt() -> None:
     sending: CopySending[str] = CopySending()
     for key in ("a", "b", "prompt"):
-        sending.open(key, "partner", 100, PORTION_BYTES // 32, whole=False)
+        sending.open(key, "partner", 100, lines(PORTION_BYTES // 32))
     portion = portion_of(sending, {"a": 102, "b": 101, "prompt": 500})
     assert ranges_of(portion) == {"b": (100, 101), "a": (100, 102), "prompt": (100, 129)}
 
 
 def test_few_tokens_wait_a_moment_for_others_and_a_block_does_not() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("a", "partner", 0, 10, whole=False)
+    sending.open("a", "partner", 0, lines(10))
     assert sending.next_portion({"a": 3}, 5.0) == 5.0 + GATHER_S
     assert sending.next_portion({"a": 4}, 5.0 + GATHER_S / 2) == 5.0 + GATHER_S
     assert ranges_of(portion_of(sending, {"a": 5}, 5.0 + GATHER_S)) == {"a": (0, 5)}
@@ -46,7 +54,7 @@ def test_few_tokens_wait_a_moment_for_others_and_a_block_does_not() -> None:
 
 def test_a_partner_that_keeps_nothing_gets_no_more_than_a_window() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("a", "partner", 0, 1000, whole=False)
+    sending.open("a", "partner", 0, lines(1000))
     sent = 0
     while isinstance(portion := sending.next_portion({"a": 10**6}, 1.0), CopyPortion):
         sent += sum(one.stop - one.start for one in portion.ranges) * 1000
@@ -57,7 +65,7 @@ def test_a_partner_that_keeps_nothing_gets_no_more_than_a_window() -> None:
 
 def test_what_a_full_link_refuses_goes_when_there_is_room() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("a", "partner", 0, 10, whole=False)
+    sending.open("a", "partner", 0, lines(10))
     refused = portion_of(sending, {"a": 20})
     sending.record_refused(refused)
     assert sending.next_portion({"a": 40}, 2.0) == math.inf
@@ -65,32 +73,50 @@ def test_what_a_full_link_refuses_goes_when_there_is_room() -> None:
     assert ranges_of(portion_of(sending, {"a": 40})) == {"a": (0, 40)}
 
 
-def test_states_go_as_a_whole_and_alone() -> None:
+def test_inputs_go_where_the_hop_has_them_and_keys_and_values_where_it_has_not() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("states", "partner", 0, PORTION_BYTES, whole=True)
-    assert ranges_of(portion_of(sending, {"states": 40})) == {"states": (0, 40)}
-    assert sending.next_portion({"states": 60}, 3.0) == math.inf
-    assert sending.record_kept("states", 40)
-    assert ranges_of(portion_of(sending, {"states": 60})) == {"states": (40, 60)}
+    sending.open("a", "partner", 0, {CopyForm.KEYS_AND_VALUES: 1000, CopyForm.INPUTS: 10})
+    parts = []
+    while isinstance(portion := sending.next_portion({"a": 600}, 1.0, {"a": 300}), CopyPortion):
+        (one,) = portion.ranges
+        assert (one.stop - one.start) * (
+            1000 if one.form is CopyForm.KEYS_AND_VALUES else 10
+        ) <= PORTION_BYTES
+        parts.append(one)
+    assert [(one.start, one.stop, one.form) for one in parts] == [
+        (0, 262, CopyForm.KEYS_AND_VALUES),
+        (262, 300, CopyForm.KEYS_AND_VALUES),
+        (300, 600, CopyForm.INPUTS),
+    ]
+
+
+def test_layers_whose_keys_and_values_are_not_copied_wait_for_inputs() -> None:
+    sending: CopySending[str] = CopySending()
+    sending.open("states", "partner", 0, {CopyForm.INPUTS: 10})
+    assert sending.next_portion({"states": 600}, 1.0, {"states": 300}) == math.inf
+    assert sending.next_portion({"states": 600}, 1.0) == math.inf
+    portion = sending.next_portion({"states": 600}, 1.0, {"states": 0})
+    assert isinstance(portion, CopyPortion)
+    assert ranges_of(portion) == {"states": (0, 600)}
 
 
 def test_a_partner_that_claims_what_cannot_be_or_begins_again_and_again_is_not_followed() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("a", "partner", 0, 10, whole=False)
+    sending.open("a", "partner", 0, lines(10))
     portion_of(sending, {"a": 20})
     assert not sending.record_kept("a", 21)
     assert sending.record_kept("a", 20)
     assert not sending.record_kept("a", 19)
     for _ in range(MOST_OPENINGS - 1):
-        assert sending.open("a", "partner", 0, 10, whole=False)
-    assert not sending.open("a", "partner", 0, 10, whole=False)
+        assert sending.open("a", "partner", 0, lines(10))
+    assert not sending.open("a", "partner", 0, lines(10))
     assert sending.next_portion({"a": 20}, 2.0) == math.inf
 
 
 def test_a_partner_that_is_gone_takes_its_copies_with_it_and_no_others() -> None:
     sending: CopySending[str] = CopySending()
-    sending.open("a", "one", 0, 10, whole=False)
-    sending.open("b", "other", 0, 10, whole=False)
+    sending.open("a", "one", 0, lines(10))
+    sending.open("b", "other", 0, lines(10))
     assert sending.end_partner("one") == ("a",)
     assert portion_of(sending, {"a": 20, "b": 20}).partner == "other"
 
@@ -103,26 +129,27 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 2 * WINDOW_BYTES), st.booleans())
+@given(STEPS, st.integers(1, 2 * WINDOW_BYTES), st.integers(1, 100_000), st.integers(0, 500))
 def test_whatever_happens_a_copy_is_sent_in_order_and_taken_without_a_gap(
-    steps: list[tuple[str, int, str]], token_bytes: int, whole: bool
+    steps: list[tuple[str, int, str]], token_bytes: int, input_bytes: int, inputs_from: int
 ) -> None:
+    sizes = {CopyForm.KEYS_AND_VALUES: token_bytes, CopyForm.INPUTS: input_bytes}
     sending: CopySending[str] = CopySending()
     held = dict.fromkeys("abc", 0)
     intakes = {key: CopyIntake(10**6) for key in held}
     for key in held:
-        sending.open(key, "partner", 0, token_bytes, whole=whole)
-    waiting: list[tuple[str, int]] = []
+        sending.open(key, "partner", 0, sizes)
+    waiting: list[tuple[str, int, int]] = []
     for now_s, (key, tokens, what) in enumerate(steps):
         held[key] += tokens
         if what == "room":
             sending.record_room("partner")
         elif what == "keep" and waiting:
-            copied, count = waiting.pop(0)
-            intakes[copied].record_written(count, count * token_bytes)
+            copied, count, size = waiting.pop(0)
+            intakes[copied].record_written(count, size)
             assert sending.record_kept(copied, intakes[copied].kept_tokens)
         else:
-            portion = sending.next_portion(held, float(now_s))
+            portion = sending.next_portion(held, float(now_s), dict.fromkeys(held, inputs_from))
             if not isinstance(portion, CopyPortion):
                 continue
             if what == "refuse":
@@ -131,9 +158,11 @@ def test_whatever_happens_a_copy_is_sent_in_order_and_taken_without_a_gap(
             for one in portion.ranges:
                 count = one.stop - one.start
                 assert one.stop <= held[one.key]
-                fault = intakes[one.key].fault_of(one.start, count, count * token_bytes)
+                assert (one.form is CopyForm.INPUTS) == (one.start >= inputs_from)
+                assert one.form is CopyForm.INPUTS or one.stop <= inputs_from
+                fault = intakes[one.key].fault_of(one.start, count, count * sizes[one.form])
                 assert fault is None
-                waiting.append((one.key, count))
+                waiting.append((one.key, count, count * sizes[one.form]))
     on_the_way = sum(intake.waiting_bytes for intake in intakes.values())
     assert on_the_way <= WINDOW_BYTES or len(waiting) == 1
 
@@ -151,3 +180,75 @@ def test_only_the_next_tokens_within_the_reservation_are_taken(start: int, token
         assert intake.lacking_tokens == 30
         intake.restart()
         assert (intake.awaited_tokens, intake.waiting_bytes) == (20, 0)
+
+
+RECORDS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(-8, 4), st.integers(1, 9), st.integers(0, 9)), max_size=60
+)
+
+
+@given(RECORDS, st.integers(0, 200))
+def test_a_log_has_the_latest_rows_of_what_it_says_and_all_logs_stay_within_their_memory(
+    records: list[tuple[str, int, int, int]], limit_bytes: int
+) -> None:
+    logs = InputLogs(limit_bytes)
+    opened = {key: logs.open("float32", 2) for key in "abc"}
+    truth: dict[str, dict[int, bytes]] = {key: {} for key in "abc"}
+    for number, (key, behind_end, tokens, kept) in enumerate(records):
+        log, position = opened[key], max(0, opened[key].end + behind_end)
+        rows = [bytes((number, at)) for at in range(tokens)]
+        log.kept_tokens = kept if kept else None
+        log.record(position, b"".join(rows))
+        truth[key] |= {position + at: row for at, row in enumerate(rows)}
+        assert log.end == position + tokens
+        assert logs.used_bytes == sum(2 * (one.end - one.start) for one in opened.values()) <= limit_bytes
+        for name, one in opened.items():
+            expected = [truth[name][at] for at in range(one.start, one.end)]
+            assert one.read(one.start, one.end) == b"".join(expected)
+            for start, stop in ((one.start - 1, one.end), (one.start, one.end + 1)):
+                with pytest.raises(ValueError, match="are here"):
+                    one.read(start, stop)
+    for one in opened.values():
+        one.close()
+        one.record(one.end, b"late")
+    assert logs.used_bytes == 0
+
+
+def test_logs_of_sessions_without_a_copy_go_first_and_rows_that_standbys_have_then() -> None:
+    logs = InputLogs(100)
+    copied, alone = logs.open("float32", 1), logs.open("float32", 1)
+    copied.kept_tokens = 30
+    copied.record(0, bytes(50))
+    alone.record(0, bytes(50))
+    newest = logs.open("float32", 1)
+    newest.record(0, bytes(50))
+    assert [(one.start, one.end) for one in (copied, alone, newest)] == [(0, 50), (50, 50), (0, 50)]
+    newest.kept_tokens = 0
+    newest.record(50, bytes(30))
+    assert [(one.start, one.end) for one in (copied, alone, newest)] == [(30, 50), (50, 50), (0, 80)]
+    newest.record(80, bytes(21))
+    assert (newest.start, newest.end) == (101, 101), "there is no room, and it begins anew"
+
+
+@given(st.lists(st.floats(1e-5, 1.0), max_size=40))
+def test_pieces_grow_while_they_are_short_and_are_never_more_than_would_have_fitted(
+    token_s: list[float],
+) -> None:
+    pace, shortest_s = ComputingPace(), math.inf
+    for one_s in token_s:
+        tokens = pace.tokens
+        pace.record(tokens, tokens * one_s)
+        shortest_s = min(shortest_s, tokens * one_s)
+        limit_s = max(PIECE_S, LONGER * shortest_s)
+        assert 1 <= pace.tokens <= MOST_PIECE_TOKENS
+        if tokens * one_s > limit_s:
+            assert pace.tokens == 1 or pace.tokens * one_s <= limit_s * (1 + 1e-9)
+        else:
+            assert tokens <= pace.tokens <= 2 * tokens
+
+
+def test_tokens_that_take_as_long_together_as_one_alone_are_computed_together() -> None:
+    pace = ComputingPace()
+    for _ in range(20):
+        pace.record(pace.tokens, 0.1 + 0.003 * pace.tokens)
+    assert 16 <= pace.tokens <= 40

@@ -18,9 +18,17 @@ from molink.routing.cost.cost import CostModel
 from molink.routing.cost.terms import Demand
 from molink.routing.problem.circuit import Hop
 from molink.routing.routes.assignment import assign
-from molink.routing.routes.partners import COPY_SHARE, copied_bytes_per_token, copy_bytes_per_s
+from molink.routing.routes.copy_forms import (
+    WORK_SHARE,
+    CopyForm,
+    computing_ms,
+    copied_bytes_per_token,
+    copy_costs,
+)
+from molink.routing.routes.partners import COPY_SHARE, MOST_SOUGHT, copy_bytes_per_s, partner_candidates
 from molink.routing.routes.route import route_of
 from molink.shards.spec import Span, missing_spans
+from molink.simnet.devices.model_shapes import MODEL_SHAPES
 
 DEMAND = Demand.of(100, 50)
 ROOM = MODEL.kv_bytes(Span(0, 4), DEMAND.tokens)
@@ -91,8 +99,8 @@ def swarms(draw: st.DrawFn) -> tuple[Snapshot, Route]:
         raise
 
 
-def able(snapshot: Snapshot, route: Route, hop: int) -> list[str]:
-    """Who could be the hop's partner, by the rules one after another."""
+def roomy(snapshot: Snapshot, route: Route, hop: int) -> list[str]:
+    """Who holds the hop's layers and has room, off the circuit."""
     span = route.hops[hop].span
     return [
         view.peer_id
@@ -103,14 +111,33 @@ def able(snapshot: Snapshot, route: Route, hop: int) -> list[str]:
     ]
 
 
-def keeps_up(snapshot: Snapshot, route: Route, hop: int) -> bool:
+def keeps_up(snapshot: Snapshot, route: Route, hop: int, token_bytes: int) -> bool:
+    """Whether the hop's line carries so much for each token."""
     view = next(view for view in snapshot.peers if view.peer_id == route.hops[hop].peer_id)
     tokens_per_s, sessions = 1000 / route.tpot_ms, max(1, view.state.sessions)
     assert view.facts.uplink_mbps is not None
     line_bytes = view.facts.uplink_mbps * 1e6 / 8
     decode_bytes = sessions * MODEL.activation_bytes * tokens_per_s
-    copy_bytes = sum(MODEL.kv_bytes_per_token[layer] for layer in route.hops[hop].span) * tokens_per_s
-    return copy_bytes * sessions <= COPY_SHARE * max(0.0, line_bytes - decode_bytes)
+    return token_bytes * tokens_per_s * sessions <= COPY_SHARE * max(0.0, line_bytes - decode_bytes)
+
+
+def best_copy(snapshot: Snapshot, route: Route, hop: int, peer_id: str) -> CopyForm | None:
+    """Of the forms that the hop's line carries and that peer has time for, the one of the fewest bytes."""
+    span, tpot_ms = route.hops[hop].span, route.tpot_ms
+    view = next(view for view in snapshot.peers if view.peer_id == peer_id)
+    sizes = {CopyForm.KEYS_AND_VALUES: sum(MODEL.kv_bytes_per_token[layer] for layer in span)}
+    token_ms = computing_ms(view, span, 1000 / tpot_ms)
+    held = sum(map(len, view.state.spans)) * view.facts.layer_latencies[0].layer_ms + view.facts.step_ms
+    idle = 1 - min(1.0, view.state.sessions * held / tpot_ms)
+    if token_ms <= WORK_SHARE * idle * tpot_ms:
+        sizes |= {CopyForm.TOKEN_IDS: 4} if span.start == 0 else {CopyForm.INPUTS: MODEL.activation_bytes}
+    carried = [form for form, size in sizes.items() if keeps_up(snapshot, route, hop, size)]
+    return min(carried, key=lambda form: (sizes[form], form), default=None)
+
+
+def able(snapshot: Snapshot, route: Route, hop: int) -> list[str]:
+    """Who could be the hop's partner, by the rules one after another."""
+    return [name for name in roomy(snapshot, route, hop) if best_copy(snapshot, route, hop, name) is not None]
 
 
 def switched_ms(snapshot: Snapshot, route: Route, hop: int, peer_id: str) -> float:
@@ -131,10 +158,7 @@ def same_home(snapshot: Snapshot, one: str, other: str) -> bool:
 
 
 def every_choice(snapshot: Snapshot, route: Route) -> Iterator[tuple[str | None, ...]]:
-    options = [
-        [None, *(able(snapshot, route, hop) if keeps_up(snapshot, route, hop) else [])]
-        for hop in range(len(route.hops))
-    ]
+    options = [[None, *able(snapshot, route, hop)] for hop in range(len(route.hops))]
     for names in product(*options):
         some = [name for name in names if name is not None]
         if len(set(some)) == len(some):
@@ -154,7 +178,9 @@ def test_a_partner_holds_the_span_has_the_room_and_is_on_no_hop_nor_another_hops
         assert (one.peer_id is None) == (one.tpot_ms is None) == (one.reason is not None)
         if one.peer_id is not None:
             assert one.peer_id in able(snapshot, route, hop)
-            assert keeps_up(snapshot, route, hop)
+            assert one.cost is not None
+            assert one.cost.form is best_copy(snapshot, route, hop, one.peer_id)
+            assert keeps_up(snapshot, route, hop, one.cost.token_bytes)
 
 
 @given(swarms())
@@ -181,7 +207,11 @@ def test_a_hop_without_a_partner_is_told_why(swarm: tuple[Snapshot, Route]) -> N
     snapshot, route = swarm
     for hop, one in enumerate(choose_partners(snapshot, route, DEMAND)):
         if one.reason is NoPartner.UPLINK:
-            assert not keeps_up(snapshot, route, hop)
+            least = copy_costs(MODEL, route.hops[hop].span, MODEL.dtype)[0].token_bytes
+            assert not keeps_up(snapshot, route, hop, least)
+        elif one.reason is NoPartner.WORK:
+            assert roomy(snapshot, route, hop)
+            assert not able(snapshot, route, hop)
         elif one.reason is not None:
             assert (one.reason is NoPartner.TAKEN) == bool(able(snapshot, route, hop))
 
@@ -205,7 +235,7 @@ def test_one_hop_alone_gets_the_best_of_all_that_are_not_to_be_avoided(
     (one,) = choose_partners(snapshot, route, DEMAND, hops=(hop,), avoid=avoid)
     left = [name for name in able(snapshot, route, hop) if name not in avoid]
     if one.peer_id is None:
-        assert not left or not keeps_up(snapshot, route, hop)
+        assert not left
         return
     own = route.hops[hop].peer_id
     assert one.peer_id in left
@@ -257,9 +287,8 @@ def test_one_peer_is_not_the_partner_of_two_hops() -> None:
 
 def test_a_line_that_is_too_thin_or_shared_by_too_many_sessions_carries_no_copy() -> None:
     other = holder("other", (0, 4))
-    assert choose_partners(*pair(other, uplink_mbps=0.5), DEMAND)[0].reason is NoPartner.UPLINK
-    assert choose_partners(*pair(other, uplink_mbps=8.0), DEMAND)[0].peer_id == "other"
-    busy = choose_partners(*pair(other, uplink_mbps=8.0, sessions=60), DEMAND)[0]
+    assert choose_partners(*pair(other, uplink_mbps=0.5), DEMAND)[0].peer_id == "other"
+    busy = choose_partners(*pair(other, uplink_mbps=0.5, sessions=60), DEMAND)[0]
     assert busy.reason is NoPartner.UPLINK
 
 
@@ -273,12 +302,60 @@ def test_a_circuit_that_the_snapshot_does_not_know_whole_gets_no_partners() -> N
         choose_partners(snapshot, route, DEMAND, hops=(2,))
 
 
-def test_states_are_sent_anew_with_every_token_and_copies_share_what_decode_leaves() -> None:
-    recurrent = replace(MODEL, state_bytes=(1000,) * 8)
-    assert copied_bytes_per_token(MODEL, Span(2, 5)) == 3 * 512
-    assert copied_bytes_per_token(recurrent, Span(2, 5)) == 3 * 1512
+def test_copies_share_what_decode_leaves_of_a_line() -> None:
     assert copy_bytes_per_s(8.0, 200_000.0, 4) == COPY_SHARE * 800_000 / 4
     assert copy_bytes_per_s(8.0, 2_000_000.0, 0) == 0.0
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama-2-7b", 0.2), ("llama-2-70b", 0.6)])
+def test_a_copy_from_inputs_of_eight_layers_takes_a_part_of_the_bytes(name: str, most: float) -> None:
+    spec, span = MODEL_SHAPES[name].spec(), Span(8, 16)
+    inputs, lines = (
+        copied_bytes_per_token(spec, span, form, spec.dtype)
+        for form in (CopyForm.INPUTS, CopyForm.KEYS_AND_VALUES)
+    )
+    assert inputs <= most * lines
+    assert copy_costs(spec, span, spec.dtype)[0].form is CopyForm.INPUTS
+    assert copy_costs(spec, Span(0, 8), spec.dtype)[0].token_bytes == 4
+
+
+def test_layers_with_states_are_copied_from_inputs_alone() -> None:
+    recurrent = replace(MODEL, state_bytes=(0, 0, 1000, 0, 0, 0, 0, 0))
+    assert [one.form for one in copy_costs(recurrent, Span(2, 5), "float32")] == [CopyForm.INPUTS]
+    assert [one.form for one in copy_costs(recurrent, Span(0, 3), "float32")] == [CopyForm.TOKEN_IDS]
+    with pytest.raises(ValueError, match="not copied as keys_and_values"):
+        copied_bytes_per_token(recurrent, Span(2, 5), CopyForm.KEYS_AND_VALUES, "float32")
+
+
+def test_few_holders_on_a_shortlist_have_others_of_the_swarm_sought() -> None:
+    others = [holder(f"o{at:02}", (0, 4), sessions=at % 3) for at in range(40)]
+    snapshot, route = pair(*others, holder("leaving", (0, 4), draining=True), holder("part", (0, 3)))
+    found = partner_candidates(snapshot.peers, frozenset({"o01", "o02"}), route, (0,))
+    assert {"a", "b", "o01", "o02"} <= found
+    assert len(found & {view.peer_id for view in others} | {"a"}) == MOST_SOUGHT
+    assert not found & {"leaving", "part"}
+    assert found - {"a", "b", "o01", "o02"} <= {view.peer_id for view in others if not view.state.sessions}
+    everyone = frozenset(view.peer_id for view in snapshot.peers)
+    assert partner_candidates(snapshot.peers, everyone, route, (0, 1)) == everyone
+
+
+def test_a_thin_line_carries_what_a_partner_computes_from_and_a_busy_partner_gets_keys_and_values() -> None:
+    idle, busy = holder("idle", (4, 8)), holder("busy", (4, 8), sessions=50)
+    snapshot = snapshot_of(holder("a", (0, 4)), holder("b", (4, 8)), idle)
+    route = route_through("a", "b", snapshot=snapshot)
+    (choice,) = choose_partners(snapshot, route, DEMAND, hops=[1])
+    assert choice.cost is not None
+    assert (choice.cost.form, choice.cost.token_bytes) == (CopyForm.INPUTS, MODEL.activation_bytes)
+    snapshot = replace(snapshot, peers=(*snapshot.peers[:2], busy))
+    (choice,) = choose_partners(snapshot, route, DEMAND, hops=[1])
+    assert choice.cost is not None
+    assert choice.cost.form is CopyForm.KEYS_AND_VALUES
+    tokens_per_s, room = 1000 / route.tpot_ms, MODEL.activation_bytes + MODEL.activation_bytes / COPY_SHARE
+    thin = holder("b", (4, 8), uplink_mbps=1.01 * room * tokens_per_s / 125_000)
+    for other, reason in ((idle, None), (busy, NoPartner.WORK)):
+        snapshot = replace(snapshot, peers=(snapshot.peers[0], thin, other))
+        (choice,) = choose_partners(snapshot, route, DEMAND, hops=[1])
+        assert choice.reason is reason
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1))

@@ -7,8 +7,17 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from molink.shards.codec import BLOCK, LEAST_SCALE, decode, dtype_of, encode, encoded_bytes
-from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES
+from molink.shards.codec import (
+    BLOCK,
+    LEAST_SCALE,
+    decode,
+    decode_apart,
+    dtype_of,
+    encode,
+    encoded_bytes,
+    rows_apart,
+)
+from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES, row_bytes
 
 DTYPES = st.sampled_from(sorted(DTYPE_BYTES))
 LOSSY = [name for name in ACTIVATION_CODECS if name != "none"]
@@ -151,3 +160,20 @@ def test_unknown_encodings_are_refused() -> None:
         encode(torch.zeros(1, 2), "int4")
     with pytest.raises(ValueError, match="none"):
         decode(bytes(8), 1, 2, "float32", "none")
+
+
+@given(tensors(), st.sampled_from(("int8", "float32", "bfloat16")), st.data())
+def test_rows_that_are_taken_apart_are_those_that_came(
+    tensor: torch.Tensor, encoding: str, data: st.DataObject
+) -> None:
+    rows, hidden = tensor.shape
+    payload = encode(tensor.float(), encoding)
+    whole = decode(payload, rows, hidden, torch.float32, encoding)
+    apart, size = rows_apart(payload, rows, hidden, encoding), row_bytes(encoding, hidden)
+    assert apart.nbytes == rows * size
+    first = data.draw(st.integers(0, rows - 1))
+    stop = data.draw(st.integers(first + 1, rows))
+    some = bytes(apart[first * size : stop * size])
+    assert torch.equal(decode_apart(some, stop - first, hidden, torch.float32, encoding), whole[first:stop])
+    with pytest.raises(ValueError, match="bytes"):
+        decode_apart(some[:-1], stop - first, hidden, torch.float32, encoding)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.routing.routes import partners
+from molink.routing.routes.copy_forms import CopyCost, CopyForm
 from molink.routing.routes.partners import COPY_SHARE
 from molink.simnet.core.matrices import bundled_matrix
 from molink.simnet.core.request_load import Request
@@ -41,6 +42,7 @@ CHURNING = SwarmSettings(
     seed=3,
     partners=True,
 )
+LINE = CopyCost(CopyForm.KEYS_AND_VALUES, 28_672)
 WIDE = replace(QWEN2_7B, name="wide", intermediate_size=60_000)
 """So large that a circuit has several hops."""
 OFTEN = tuple(TraceRequest(at * 3.0, 40 + 10 * (at % 7), 30 + 20 * (at % 5)) for at in range(40))
@@ -256,7 +258,7 @@ def test_copies_never_have_more_lines_than_were_computed_nor_take_more_than_thei
     for number, prompt_tokens in enumerate(prompts):
         one = generation(scene, number, prompt_tokens)
         source.decoding[number] = 0
-        copies.append(KvCopy(one, 0, source.peer_id, "partner", 100.0, 0, 28_672))
+        copies.append(KvCopy(one, 0, source.peer_id, "partner", 100.0, 0, LINE))
         copying.begin(copies[-1])
     elapsed_s = 0.0
     for wait_s in waits_s:

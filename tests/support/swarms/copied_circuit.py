@@ -15,6 +15,8 @@ from molink.peer.serving.copying import Copying
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.routes.copy_forms import CopyForm, computed_form
+from molink.shards.spec import Span
 
 
 @dataclass(slots=True)
@@ -25,11 +27,14 @@ class CopiedCircuit:
     standbys: list[Served]
     links: list[Link]
 
-    async def keep(self, descriptor: pb.SessionDescriptor) -> list[pb.Response]:
-        """Hops hear who their standbys are, and these are asked for copies; what they answer."""
+    async def keep(self, descriptor: pb.SessionDescriptor, *, computed: bool = False) -> list[pb.Response]:
+        """Hops hear who their standbys are, and these are asked for copies, as keys and values or to be computed; what
+        they answer."""
         for hop, standby in zip(descriptor.hops, self.standbys, strict=True):
             served_model = replace(standby.facts.model, model_hash=standby.spec.model_hash)
             hop.standby_facts = sign_facts(replace(standby.facts, model=served_model), standby.identity)
+            form = computed_form(Span(hop.start, hop.stop)) if computed else CopyForm.KEYS_AND_VALUES
+            hop.standby_form = pb.CopyForm.ValueType(form)
         for hop, link in enumerate(self.circuit.links):
             response = await ask(link, pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)))
             assert response.HasField("reserved"), response
@@ -91,15 +96,20 @@ async def ask(link: Link, request: pb.Request) -> pb.Response:
 
 @asynccontextmanager
 async def copied_circuit(
-    model: LocalModel, cuts: Sequence[int], *, kv_tokens: int = 400, standby_tokens: int = 400
+    model: LocalModel,
+    cuts: Sequence[int],
+    *,
+    kv_tokens: int = 400,
+    standby_tokens: int = 400,
+    settings: DataPlaneSettings = DataPlaneSettings(copies=True),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[CopiedCircuit]:
     """Peers of which each holds the layers between two of the cuts, and as many others that hold all layers."""
     async with AsyncExitStack() as stack:
-        circuit = await stack.enter_async_context(served_circuit(model, cuts, kv_tokens=kv_tokens))
+        circuit = await stack.enter_async_context(
+            served_circuit(model, cuts, kv_tokens=kv_tokens, settings=settings)
+        )
         standbys = [
-            await stack.enter_async_context(
-                served(model, kv_tokens=standby_tokens, settings=DataPlaneSettings(copies=True))
-            )
+            await stack.enter_async_context(served(model, kv_tokens=standby_tokens, settings=settings))
             for _ in circuit.peers
         ]
         for standby, span in zip(standbys, circuit.spans, strict=True):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from support.links.data_plane import DEADLINE_S, describe, soon
@@ -12,7 +12,6 @@ from support.swarms.served_peer import Served, served
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -106,8 +105,8 @@ async def served_circuit(
     *,
     kv_tokens: int,
     swap_bytes: int = 0,
-    rule: Rule = molink,
     cut: Cut = chunk_lengths,
+    settings: DataPlaneSettings = DataPlaneSettings(copies=True),  # noqa: B008 - it is frozen
     profile: Profile | None = None,
 ) -> AsyncIterator[ServedCircuit]:
     """Peers of which each holds the layers between two of the cuts; that profile is what they know of their times."""
@@ -121,7 +120,7 @@ async def served_circuit(
                     swap_bytes=swap_bytes,
                     span=span if swap_bytes else None,
                     step_times=profile and StepTimes(profile),
-                    settings=DataPlaneSettings(rule=rule, cut=cut, copies=True),
+                    settings=replace(settings, cut=cut),
                 )
             )
             for span in spans
