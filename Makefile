@@ -84,7 +84,7 @@ test-triton: setup build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'triton and not full'
 
 test-full: check build/triton/.installed-$(TRITON)
-	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos'
+	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos' --hypothesis-profile=full
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:

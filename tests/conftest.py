@@ -1,4 +1,5 @@
-"""Hypothesis profiles: the same cases in every run by default, many and new ones for `make fuzz`.
+"""Hypothesis profiles: the same cases in every run by default, more of them in `make test-full`, many and new ones for
+`make fuzz`. What takes another number of examples than its profile has `support.properties`.
 
 Hypothesis takes some of the numbers and texts that it tries from the source of whatever modules are loaded, so that
 cases would depend on which tests ran before. It has no setting for that: where cases are to be the same, it is shown no
@@ -21,18 +22,21 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from support.properties import WHOLE
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MOLINK_LOCAL_NETWORK", "off")
 gc.disable()
 
-settings.register_profile(
-    "default",
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+for profile, number in (("default", 40), ("full", WHOLE)):
+    settings.register_profile(
+        profile,
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.register_profile(
     "long",
     max_examples=2000,

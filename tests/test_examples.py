@@ -6,13 +6,14 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 
 def cases() -> list[tuple[int, str]]:
     """What a test is given that asks for numbers and texts."""
     found: list[tuple[int, str]] = []
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.integers(), st.text())
     def note(number: int, text: str) -> None:
         found.append((number, text))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,11 @@ NOT_LOADED = ("torch", "transformers", "grpc", "libp2p", "trio", "fastapi")
 def sources(folder: Path) -> list[Path]:
     """Its Python files, what protoc wrote left out."""
     return [path for path in folder.rglob("*.py") if not path.stem.endswith("_pb2")]
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def loaded_by(statement: str, where: Path) -> list[str]:
@@ -217,7 +223,7 @@ def test_classes_own_little_enough_to_be_understood() -> None:
         node.name
         for top in TOP_FOLDERS
         for path in sources(ROOT / top)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
         and (
             len(attributes_of(node)) > MOST_ATTRIBUTES
@@ -243,7 +249,7 @@ def test_no_class_name_stands_twice() -> None:
         node.name
         for top in TOP_FOLDERS
         for path in sources(ROOT / top)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     )
     assert {name: count for name, count in standing.items() if count > 1} == dict.fromkeys(
@@ -254,7 +260,7 @@ def test_no_class_name_stands_twice() -> None:
 def names_of(path: Path) -> set[str]:
     """What a module defines or imports at its top, and what it offers by `__getattr__`: everything then."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -268,7 +274,7 @@ def lazy_names_of(file: Path) -> list[str]:
     """The public names of a package that are loaded when they are asked for: strings of its `__init__`."""
     if file.name != "__init__.py" or not file.exists():
         return []
-    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    tree = nodes_of(file)
     return [node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
@@ -277,7 +283,7 @@ def test_what_no_test_runs_imports_only_what_there_is() -> None:
     missing: list[str] = []
     for folder in ("bench", "gpu"):
         for path in sources(ROOT / "tests" / folder):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(path):
                 if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("molink."):
                     continue
                 place = ROOT.joinpath(*str(node.module).split(".")[1:])

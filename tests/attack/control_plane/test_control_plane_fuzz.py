@@ -20,6 +20,7 @@ from support.attackers.control_plane_attack import (
     varint,
     victim,
 )
+from support.properties import examples
 from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.gossip.gossip import IHAVE, IWANT
@@ -263,7 +264,7 @@ def test_a_peer_stands_a_long_siege() -> None:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=300,
+                max_examples=examples(300),
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

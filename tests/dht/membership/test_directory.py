@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 from support.swarms.swarm_examples import MODEL, OTHER_MODEL, facts_of, state_of
 
 from molink.dht.identity.identity import Identity
@@ -205,7 +206,7 @@ def test_refusals_are_counted_by_reason() -> None:
     assert len(directory.entries) == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_in_any_order_the_newest_wins_and_nothing_comes_back(data: st.DataObject) -> None:
     said = [

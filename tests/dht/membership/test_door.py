@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.properties import examples
 
 from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 
@@ -204,4 +205,4 @@ class Doorkeeping(RuleBasedStateMachine):
 
 
 TestDoorkeeping = Doorkeeping.TestCase
-TestDoorkeeping.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDoorkeeping.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

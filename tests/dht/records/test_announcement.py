@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.identity.identity import Identity
@@ -192,7 +193,7 @@ def test_no_byte_of_a_record_can_be_altered(record: bytes) -> None:
         _open(record + b"\0", record is FACTS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from((b"", b"\xf1", b"\x51", FACTS[:65], STATE[:65])), st.binary(max_size=5000))
 def test_any_bytes_are_refused_with_a_reason(head: bytes, tail: bytes) -> None:
     for is_facts in (True, False):
@@ -201,7 +202,7 @@ def test_any_bytes_are_refused_with_a_reason(head: bytes, tail: bytes) -> None:
         assert refusal.value.reason in Reason
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=84))
 def test_a_signed_body_of_any_bytes_is_opened_or_refused(body: bytes) -> None:
     for kind, is_facts in ((0xF1, True), (0x51, False)):

@@ -11,10 +11,11 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64, 100, 129, 300, 513, 700, 1000)
 """In tokens; the longest prompts go through the circuit in chunks."""
-SOME = (1, 2, 5, 16, 33, 129, 513, 1000)
+SOME = {1: (1, 16, 1000), 2: (5, 513), 3: (2, 129, 1000), 4: (1, 2, 5, 16, 33, 129, 513, 1000)}
+"""Of these, by the number of hops: all go round the longest circuit, the ends of the scale round others too."""
 SPEECH = """ROMEO:
 But, soft! what light through yonder window breaks?
 It is the east, and Juliet is the sun.
@@ -46,13 +47,18 @@ def spans_by_peer(swarm: LocalSwarm, hops: int) -> dict[LocalPeer, tuple[int, in
     return {peers[name]: span for name, span in CIRCUITS[hops].items()}
 
 
-@pytest.mark.parametrize("hops", CIRCUITS)
 @pytest.mark.parametrize(
-    "lengths", [pytest.param(SOME, id="8"), pytest.param(LENGTHS, id="20", marks=pytest.mark.full)]
+    ("hops", "lengths", "new_tokens"),
+    [
+        *((hops, lengths, NEW_TOKENS) for hops, lengths in SOME.items()),
+        *(pytest.param(hops, LENGTHS, 24, marks=pytest.mark.full) for hops in CIRCUITS),
+    ],
+    ids=lambda value: str(value if isinstance(value, int) else len(value)),
 )
 async def test_prompts_of_any_length_give_the_tokens_of_transformers(
-    lengths: Sequence[int],
     hops: int,
+    lengths: Sequence[int],
+    new_tokens: int,
     wide_swarm: LocalSwarm,
     wide_client: AsyncSwarm,
     references: References,
@@ -61,11 +67,10 @@ async def test_prompts_of_any_length_give_the_tokens_of_transformers(
     assert [len(prompt) for prompt in prompts] == list(lengths)
     with circuit_of(wide_client, spans_by_peer(wide_swarm, hops)):
         for prompt in prompts:
-            generation = await generate(wide_client, prompt, NEW_TOKENS)
+            generation = await generate(wide_client, prompt, new_tokens)
             assert len(generation.circuit.hops) == hops
-            assert generation.token_ids == references.greedy(bundled_folder(), prompt, NEW_TOKENS), len(
-                prompt
-            )
+            expected = references.greedy(bundled_folder(), prompt, new_tokens)
+            assert generation.token_ids == expected, len(prompt)
 
 
 @pytest.mark.parametrize("hops", CIRCUITS)

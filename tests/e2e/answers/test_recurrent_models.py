@@ -12,7 +12,7 @@ from molink.client.api.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 LENGTHS = (1, 17, 65, 5)
 
 

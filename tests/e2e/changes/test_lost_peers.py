@@ -17,7 +17,7 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 120
+NEW_TOKENS = 60
 STRUCK_AFTER = 12
 """Tokens that the client has when the peer dies."""
 HEARD_WITHIN_S = 10.0

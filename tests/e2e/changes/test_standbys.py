@@ -61,7 +61,7 @@ async def check_that_the_standby_goes_on(
     assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["head", "tail"])
+@pytest.mark.parametrize("at", [0, pytest.param(1, marks=pytest.mark.full)], ids=["head", "tail"])
 async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
     at: int, halves: LocalSwarm, references: References
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.peer.daemon import local_listener
 from molink.peer.daemon.control import ControlEndpoint, ControlError, NoPeerRunning, call_peer
@@ -150,7 +151,7 @@ def test_rubbish_is_refused_and_the_endpoint_goes_on(tmp_path: Path, line: bytes
     asyncio.run(scenario())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.binary(max_size=60))
 def test_no_bytes_without_the_token_make_the_peer_leave(line: bytes) -> None:
     peer_left: list[bool] = []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 from support.swarms.epoch_ring import EpochRing
 from support.swarms.hop_ring import Generation, core_of
 
@@ -88,7 +89,7 @@ def play(ring: EpochRing, rng: Any, changes: int) -> None:  # noqa: ANN401 - a R
     assert not any(session.waits for one in ring.generations for session in one.sessions)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(rings(), st.randoms(use_true_random=False), st.integers(0, 30))
 def test_epochs_change_at_any_moment_and_every_cache_holds_each_token_in_its_place(
     ring: EpochRing, rng: object, changes: int
@@ -97,7 +98,7 @@ def test_epochs_change_at_any_moment_and_every_cache_holds_each_token_in_its_pla
 
 
 @pytest.mark.full
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(rings(), st.randoms(use_true_random=False), st.integers(0, 60))
 def test_many_epochs_change_at_any_moment(ring: EpochRing, rng: object, changes: int) -> None:
     play(ring, rng, changes)

@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 from support.swarms.hop_ring import Generation, HopRing, core_of
 
 from molink.dht.records.records import LayerLatency
@@ -76,7 +77,7 @@ def check_computed(one: Generation) -> None:
         assert computed == before[: len(computed)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rings(), st.randoms(use_true_random=False))
 def test_every_generation_ends_with_each_step_computed_once_and_in_order(ring: HopRing, rng: object) -> None:
     for one in ring.generations:
@@ -98,7 +99,7 @@ def test_every_generation_ends_with_each_step_computed_once_and_in_order(ring: H
     assert all(core.is_empty for core in ring.cores)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rings(), st.data())
 def test_sessions_that_end_at_any_moment_leave_nothing_and_hold_up_nobody(
     ring: HopRing, data: st.DataObject

@@ -3,6 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.properties import examples
 from support.swarms.lease_books import SPEC, TTL_S, book, granted, key, refused
 
 from molink.peer.memory.lease import Lease, LeaseKey, Refused
@@ -190,4 +191,4 @@ class CopyMachine(RuleBasedStateMachine):
 
 
 TestCopyMachine = CopyMachine.TestCase
-TestCopyMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestCopyMachine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

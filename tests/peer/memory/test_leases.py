@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.properties import examples
 from support.swarms.lease_books import SPEC, TTL_S, book, granted, key, refused
 
 from molink.peer.memory.lease_rules import KEPT_PART
@@ -481,4 +482,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLeaseMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -85,7 +85,8 @@ def test_two_rank_processes_generate_the_tokens_of_transformers(running: Running
     assert generate(running, PROMPT, TOKENS) == greedy_reference(running.model.folder, PROMPT, TOKENS)
 
 
-@pytest.mark.parametrize("quantization", ["int8", pytest.param("nf4", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_two_rank_processes_generate_the_tokens_of_the_quantized_whole(
     quantization: str, tmp_path: Path
 ) -> None:

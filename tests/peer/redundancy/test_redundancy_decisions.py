@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.peer.redundancy.pair_balance import UNEVEN_PART, HeldSequence, balanced, is_balanced
 from molink.peer.redundancy.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
@@ -34,7 +35,7 @@ def copied(tokens: list[int]) -> list[HeldSequence]:
 # -- balance
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=1))
 def test_a_sequence_is_decoded_where_it_is_held_and_where_someone_decodes_if_there_is_such_a_place(
     sequences: list[HeldSequence], decoding: set[int]
@@ -61,7 +62,7 @@ def test_a_pair_that_holds_everything_twice_has_equal_counts_and_nearly_equal_to
     assert abs(totals[0] - totals[1]) <= max([UNEVEN_PART * sum(tokens) / 2, *tokens])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=2))
 def test_counts_differ_by_more_than_one_only_where_nothing_can_go_over(
     sequences: list[HeldSequence], decoding: set[int]
@@ -74,7 +75,7 @@ def test_counts_differ_by_more_than_one_only_where_nothing_can_go_over(
                 assert counts[homes[one.number]] - counts[other] <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=1))
 def test_what_is_balanced_stays_as_it_is(sequences: list[HeldSequence], decoding: set[int]) -> None:
     homes = balanced(sequences, decoding)
@@ -86,7 +87,7 @@ def test_what_is_balanced_stays_as_it_is(sequences: list[HeldSequence], decoding
     assert Counter(once_more.values()) == Counter(homes.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(many())
 def test_what_looks_balanced_stays_as_it_is(sequences: list[HeldSequence]) -> None:
     own = [[one.tokens for one in sequences if one.home == at] for at in FOUR]
@@ -197,7 +198,7 @@ def test_a_prompt_alone_goes_to_the_pair_with_the_most_free_memory(free: list[in
     assert free[spread(rooms, [100])[0]] == max(free)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(many(PAIR, 12), many((2, 3), 12), st.lists(st.integers(0, 3000), min_size=4, max_size=4),
        st.sets(st.sampled_from(FOUR)))  # fmt: skip
 def test_a_copy_fits_and_leaves_where_the_sequence_is_and_the_line_idle(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.properties import examples
 from support.swarms.pipelines import stage
 
 from molink.peer.memory.leases import LeaseKey
@@ -245,7 +246,7 @@ class Circulating(RuleBasedStateMachine):
 
 
 TestCirculating = Circulating.TestCase
-TestCirculating.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCirculating.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_all_micro_batches_of_a_full_circuit_keep_circulating() -> None:

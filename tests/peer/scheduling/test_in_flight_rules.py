@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 from support.swarms.pipelines import pipelines, roofline, stage
 
 from molink.peer.scheduling.in_flight_rules import (
@@ -60,7 +61,7 @@ def all_rules() -> dict[str, Rule]:
     return {**RULES, **{str(number): fixed(number) for number in (1, 2, 3, 5, 8, 64)}}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pipelines(), sessions_there_are, st.data())
 def test_an_iteration_is_predicted_as_a_simulation_of_every_step_has_it(
     stages: list[PipelineStage], sessions: int, data: st.DataObject
@@ -70,7 +71,7 @@ def test_an_iteration_is_predicted_as_a_simulation_of_every_step_has_it(
     assert predicted_ms == pytest.approx(simulated_ms(stages, sessions, micro_batches), rel=0.05)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pipelines(), sessions_there_are)
 def test_in_simulation_no_other_rule_gives_tokens_noticeably_sooner_than_ours(
     stages: list[PipelineStage], sessions: int
@@ -81,7 +82,7 @@ def test_in_simulation_no_other_rule_gives_tokens_noticeably_sooner_than_ours(
         assert ours_ms <= simulated_ms(stages, sessions, other) * NOTICEABLE
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(pipelines(), st.integers(1, 24))
 def test_in_simulation_no_number_of_micro_batches_at_all_is_noticeably_better_than_ours(
     stages: list[PipelineStage], sessions: int

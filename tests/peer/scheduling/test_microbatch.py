@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.properties import examples
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
@@ -180,7 +181,7 @@ def test_limits_that_allow_nothing_are_refused(tokens: int, sessions: int, patie
         BatchLimits(tokens, sessions, patience)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 40)), max_size=60))
 def test_every_step_runs_exactly_once(waiting: list[tuple[int, bool, int]]) -> None:
     steps = [
@@ -294,4 +295,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestQueueMachine.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)

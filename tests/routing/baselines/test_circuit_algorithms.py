@@ -13,6 +13,7 @@ from support.circuits.circuit_cases import (
     problems,
     random_problem,
 )
+from support.properties import examples
 
 from molink.routing import (
     ALGORITHMS,
@@ -174,7 +175,7 @@ def test_the_same_problem_and_seed_give_the_same_circuit(name: str) -> None:
     assert plan_circuit(problem, name, seed=3, samples=5) == first
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(full=False))
 def test_without_residency_greedy_finds_the_best_greedy_ordering(problem: CircuitProblem) -> None:
     orderings = greedy_orderings(problem)

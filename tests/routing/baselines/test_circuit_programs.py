@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import cheapest_of_all, check_circuit, problems, random_problem
+from support.properties import examples
 
 from molink.routing import (
     CircuitProblem,
@@ -64,13 +65,13 @@ def check_best(problem: CircuitProblem, solve: object) -> None:
     assert outcome.bound_ms <= objective_ms(problem, outcome.circuit.hops)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems(machines=4, layers=6))
 def test_the_program_of_the_paper_finds_the_best_of_all_circuits(problem: CircuitProblem) -> None:
     check_best(replace(problem, load_weight=0.0), solve_ilp)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(alike_problems())
 def test_both_programs_find_the_best_of_all_circuits_where_layers_are_alike(problem: CircuitProblem) -> None:
     check_best(problem, solve_compact_ilp)
@@ -125,7 +126,7 @@ def test_the_compact_program_refuses_layers_that_differ() -> None:
         solve_compact_ilp(differing)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(machines=5, layers=6))
 def test_no_circuit_is_shorter_than_the_shortest_cycle_of_the_layer_graph(problem: CircuitProblem) -> None:
     best = cheapest_of_all(problem)
@@ -142,7 +143,7 @@ def test_the_bound_is_the_best_circuit_where_memory_is_no_obstacle() -> None:
     assert lower_bound_ms(problem) == pytest.approx(plan_circuit(problem).tpot_ms)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problems(machines=4, layers=5))
 def test_the_bound_is_the_shortest_way_round_that_networkx_finds(problem: CircuitProblem) -> None:
     graph = layer_graph(problem)

@@ -14,6 +14,7 @@ from support.circuits.circuit_cases import (
     problems,
     random_problem,
 )
+from support.properties import examples
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, plan_circuit, tpot_ms
 from molink.routing.baselines.flow import circuit_floor_ms, throughput_bound
@@ -82,7 +83,7 @@ def equal_machines(count: int, layers: int, each: int) -> CircuitProblem:
     return CircuitProblem(np.ones(count), latency, np.full(count, each), np.ones(layers, dtype=int))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(machines=7), st.sampled_from(OBJECTIVES), st.none() | st.floats(1.0, 200.0))
 def test_circuits_are_valid_disjoint_within_the_limit_and_below_the_bound(
     problem: CircuitProblem, objective: str, limit: float | None
@@ -96,7 +97,7 @@ def test_circuits_are_valid_disjoint_within_the_limit_and_below_the_bound(
     check_plan(problem, plan, np.inf if limit is None else limit)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(machines=5, layers=4, full=False))
 def test_no_way_to_part_a_few_machines_beats_the_bound_and_few_beat_the_plan(problem: CircuitProblem) -> None:
     best = most_tokens_per_s(problem)
@@ -114,7 +115,7 @@ def test_a_few_machines_are_mostly_parted_as_well_as_they_can_be() -> None:
     assert equal >= 34
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(machines=6))
 def test_no_circuit_is_quicker_than_the_floor_of_its_machines(problem: CircuitProblem) -> None:
     floor = circuit_floor_ms(problem)
@@ -203,7 +204,7 @@ def large_swarm(machines: int) -> CircuitProblem:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(machines=6), st.integers(0, 6))
 def test_alternatives_are_distinct_in_order_and_do_without_some_machine(
     problem: CircuitProblem, k: int
@@ -222,7 +223,7 @@ def test_alternatives_are_distinct_in_order_and_do_without_some_machine(
         assert used - {hop.machine for hop in one.hops}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(machines=6, full=False))
 def test_with_room_for_all_each_loss_has_its_spare_among_the_alternatives(problem: CircuitProblem) -> None:
     try:

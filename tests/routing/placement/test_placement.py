@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
+from support.properties import examples
 
 from molink.dht.records.records import LayerLatency, PeerView
 from molink.routing import Snapshot
@@ -167,7 +168,7 @@ def test_a_machine_that_makes_no_sense_is_refused_by_the_name_of_the_field(chang
         machine(1, **change)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(swarms(), machines())
 def test_joining_never_makes_the_swarm_worse_and_does_what_was_promised(
     snapshot: Snapshot, bring: JoiningMachine
@@ -198,7 +199,7 @@ def test_what_the_others_do_better_because_the_machines_layers_begin_somewhere_i
     assert preview.tpot_after_ms <= after
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(swarms(), machines())
 def test_no_other_span_of_the_same_memory_is_noticeably_better(
     snapshot: Snapshot, bring: JoiningMachine

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import check_circuit, random_problem
+from support.properties import examples
 
 from molink.routing import Circuit, CircuitProblem, NoCircuit, plan_circuit, tpot_ms
 from molink.routing.search.pool import pool
@@ -43,7 +44,7 @@ def test_a_prediction_is_the_distance_and_both_heights_and_a_measurement_overrul
     assert plan_circuit(problem).tpot_ms == 1 + 1 + 8 + 7
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_blocks_and_pairs_agree_with_the_matrix(seed: int, machines: int) -> None:
     rng = np.random.default_rng(seed)
@@ -56,7 +57,7 @@ def test_blocks_and_pairs_agree_with_the_matrix(seed: int, machines: int) -> Non
     assert np.array_equal(links.pairs(rows, columns), matrix[rows, columns])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(4, 24), st.sampled_from(["augmented", "refined"]))
 def test_both_forms_give_the_same_circuit(seed: int, machines: int, algorithm: str) -> None:
     problem = swarm(np.random.default_rng(seed), machines, 2 * machines)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import peer, snapshot_of
 from support.circuits.route_cases import NAMES, aged, changed, every_circuit, snapshots
+from support.properties import examples
 
 from molink.dht.records.records import LayerLatency, PeerView
 from molink.routing import (
@@ -219,7 +220,7 @@ def best_ms(snapshot: Snapshot) -> float:
     return min(objective_ms(problem, hops) for hops in every_circuit(problem))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(successions())
 def test_no_circuit_gains_more_than_the_bound_says(succession: tuple[Snapshot, Snapshot]) -> None:
     before, after = (snapshot.pose(Demand.of(8)) for snapshot in succession)
@@ -228,7 +229,7 @@ def test_no_circuit_gains_more_than_the_bound_says(succession: tuple[Snapshot, S
     assert possible_gain_ms(before, before) == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(successions())
 def test_what_stands_is_a_circuit_of_now_and_close_to_the_best_that_searches_find(
     succession: tuple[Snapshot, Snapshot],

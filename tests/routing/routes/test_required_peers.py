@@ -5,6 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import peer, snapshot_of
 from support.circuits.route_cases import NAMES, every_circuit, snapshots
+from support.properties import examples
 
 from molink.dht.records.records import LayerLatency
 from molink.routing import NoCircuit, Snapshot, plan
@@ -46,7 +47,7 @@ def test_a_peer_that_cannot_take_part_is_named() -> None:
         plan(only, 10, criteria=Criteria(require=frozenset({"a"}), avoid=frozenset({"a"})))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(snapshots(), st.sampled_from(NAMES))
 def test_the_required_peer_is_in_the_circuit_whenever_there_is_one(snapshot: Snapshot, name: str) -> None:
     assume(name in {view.peer_id for view in snapshot.peers})

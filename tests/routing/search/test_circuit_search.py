@@ -13,6 +13,7 @@ from support.circuits.circuit_cases import (
     problems,
     random_problem,
 )
+from support.properties import examples
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, load_ms, plan_circuit, tpot_ms
 from molink.routing.problem.greedy_fill import GreedyFill
@@ -40,7 +41,7 @@ def by_hand(problem: CircuitProblem, hops: tuple[Hop, ...]) -> float:
     return total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(problems(machines=8, layers=12))
 def test_greedy_fills_worked_out_at_once_are_those_of_each_layer(problem: CircuitProblem) -> None:
     fill = GreedyFill(problem)
@@ -49,7 +50,7 @@ def test_greedy_fills_worked_out_at_once_are_those_of_each_layer(problem: Circui
     np.testing.assert_array_equal(SpanCosts(problem).greedy_stop, expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(problems(machines=4, layers=8))
 def test_the_cheapest_circuit_is_found_whatever_a_little_more_is_known_to_be_enough(
     problem: CircuitProblem,
@@ -62,7 +63,7 @@ def test_the_cheapest_circuit_is_found_whatever_a_little_more_is_known_to_be_eno
     assert bounded.cost == pytest.approx(free.cost)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems(machines=8, layers=12))
 def test_a_circuit_covers_every_layer_once_within_memory_and_states_its_cost(problem: CircuitProblem) -> None:
     circuit = solve(problem)
@@ -74,7 +75,7 @@ def test_a_circuit_covers_every_layer_once_within_memory_and_states_its_cost(pro
     assert circuit.load_ms == load_ms(problem, circuit.hops)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(problems(full=False))
 def test_without_residency_the_best_greedy_ordering_is_found_and_feasibility_agrees(
     problem: CircuitProblem,
@@ -85,7 +86,7 @@ def test_without_residency_the_best_greedy_ordering_is_found_and_feasibility_agr
         assert circuit.tpot_ms == pytest.approx(orderings[0][0], rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(full=True, machines=5, layers=7))
 def test_with_residency_whatever_greedy_orderings_reach_is_reached(problem: CircuitProblem) -> None:
     circuit = solve(problem)
@@ -97,7 +98,7 @@ def test_with_residency_whatever_greedy_orderings_reach_is_reached(problem: Circ
         assert circuit.tpot_ms >= best - 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_permuting_machines_changes_nothing_but_their_labels(
     problem: CircuitProblem, shuffler: object

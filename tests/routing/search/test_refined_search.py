@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import check_circuit, fits, problems, random_problem
+from support.properties import examples
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, load_ms, plan_circuit, tpot_ms
 from molink.routing.problem.problem import objective_ms
@@ -62,7 +63,7 @@ def test_small_problems_are_solved_as_brute_force_solves_them() -> None:
     assert max(ratios) <= 1.02
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(machines=10, layers=16))
 def test_a_refined_circuit_is_valid_states_its_cost_and_is_no_worse_than_augmented(
     problem: CircuitProblem,
@@ -98,7 +99,7 @@ def test_on_the_papers_testbeds_refined_leads_and_augmented_is_near_greedy(numbe
     assert augmented <= greedy * (1.03 if number == 4 else 1.01)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problems(machines=5, layers=7), st.sampled_from([2.0**-10, 3.0, 1000.0]), st.integers(2, 1000))
 def test_the_units_of_time_and_memory_do_not_matter(
     problem: CircuitProblem, times: float, sizes: int
@@ -123,7 +124,7 @@ def test_the_units_of_time_and_memory_do_not_matter(
             assert scaled_objective == pytest.approx(objective_ms(problem, before.hops) * times, rel=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problems(machines=5, layers=7), st.randoms(use_true_random=False))
 def test_permuting_machines_changes_nothing_but_labels(problem: CircuitProblem, shuffler: object) -> None:
     order = np.arange(problem.machines)

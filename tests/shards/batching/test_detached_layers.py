@@ -16,6 +16,7 @@ from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
 WHOLE = Span(0, 3)
+PART = Span(1, 2)
 LAYERS = "model.layers."
 
 
@@ -44,10 +45,19 @@ def modules_of(stage: Stage) -> dict[str, weakref.ref[nn.Module]]:
     }
 
 
-@pytest.mark.parametrize("dropped", [WHOLE, Span(1, 2)], ids=str)
 @pytest.mark.parametrize(
-    ("quantization", "decodes", "exact"),
-    [("none", False, True), ("none", False, False), ("none", True, False), ("int8", False, False)],
+    ("quantization", "decodes", "exact", "dropped"),
+    [
+        ("none", False, True, WHOLE),
+        pytest.param("none", False, True, PART, marks=pytest.mark.full),
+        pytest.param("none", False, False, WHOLE, marks=pytest.mark.full),
+        ("none", False, False, PART),
+        ("none", True, False, WHOLE),
+        ("none", True, False, PART),
+        ("int8", False, False, WHOLE),
+        pytest.param("int8", False, False, PART, marks=pytest.mark.full),
+    ],
+    ids=str,
 )
 def test_no_module_of_detached_layers_is_left(
     tiny_model: Callable[[str], Path],

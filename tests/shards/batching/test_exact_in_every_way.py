@@ -38,24 +38,29 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return tiny_model(request.param, tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def circuits(model: TinyModel) -> list[Circuit]:
-    """Of one, two and three hops."""
-    return [model.circuit(cuts) for cuts in (WHOLE, *SPLITS)]
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((WHOLE, SPLITS[1]), id="one and three hops"),
+        pytest.param((SPLITS[0],), id="two hops", marks=pytest.mark.full),
+    ],
+)
+def circuits(model: TinyModel, request: pytest.FixtureRequest) -> list[Circuit]:
+    return [model.circuit(cuts) for cuts in request.param]
 
 
 def test_sessions_that_join_each_other_are_exact(model: TinyModel, circuits: list[Circuit]) -> None:
-    assert [joining_faults(model, circuit) for circuit in circuits] == [[], [], []]
+    assert not any(joining_faults(model, circuit) for circuit in circuits)
 
 
 def test_sessions_that_share_prefixes_are_exact(model: TinyModel, circuits: list[Circuit]) -> None:
     """What they have in common is computed once, wherever they are split, unless layers keep states."""
     assert len(set(map(shares_prefixes, circuits))) == 1
-    assert [sharing_faults(model, circuit) for circuit in circuits] == [[], [], []]
+    assert not any(sharing_faults(model, circuit) for circuit in circuits)
 
 
 def test_preempted_sessions_are_exact(model: TinyModel, circuits: list[Circuit]) -> None:
-    assert [preemption_faults(model, circuit) for circuit in circuits] == [[], [], []]
+    assert not any(preemption_faults(model, circuit) for circuit in circuits)
 
 
 def test_in_bfloat16_they_differ_by_rounding_only(model: TinyModel) -> None:

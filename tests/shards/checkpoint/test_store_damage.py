@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.models.stored_models import copy_of, edit, write_llama, write_model
+from support.properties import examples
 
 from molink.shards.checkpoint.store import (
     StoreError,
@@ -70,7 +71,9 @@ def test_damaged_weights_are_refused_in_one_sentence(what: str, llama: Path, tmp
     assert str(tmp_path) in str(raised.value)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     data=st.one_of(
         st.binary(max_size=80), st.binary(max_size=60).map(lambda b: struct.pack("<Q", len(b)) + b)

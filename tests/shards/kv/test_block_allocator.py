@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from support.properties import examples
 
 from molink.shards.kv.block_allocator import BlockAllocator
 from molink.shards.kv.extents import Block, BlockKind, PoolFull, runs_of
@@ -178,7 +179,7 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=20))

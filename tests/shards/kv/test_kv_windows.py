@@ -117,7 +117,9 @@ def test_what_is_reserved_is_enough_whatever_the_steps(
     assert engine.pool.used_bytes == 0
 
 
-@pytest.mark.parametrize("architecture", WINDOWED)
+@pytest.mark.parametrize(
+    "architecture", [*WINDOWED[:2], *(pytest.param(name, marks=pytest.mark.full) for name in WINDOWED[2:])]
+)
 def test_long_sessions_that_share_and_are_cancelled_have_their_tokens(
     long_model: Callable[[str], Path], architecture: str
 ) -> None:

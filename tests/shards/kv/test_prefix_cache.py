@@ -34,14 +34,13 @@ def check(circuit: Circuit) -> None:
 
 
 SPLITS: dict[int, list[tuple[int, int]]] = {1: [(0, 6)], 2: [(0, 2), (2, 6)], 3: [(0, 1), (1, 4), (4, 6)]}
+QUICK = (("llama", 1), ("llama", 2), ("llama", 3), ("deepseek_v3", 3), ("gpt_oss", 3), ("mistral", 3))
 
 
 @pytest.mark.parametrize(
     ("architecture", "hops"),
     [
-        pytest.param(
-            architecture, hops, marks=() if architecture == "llama" or hops == 3 else pytest.mark.full
-        )
+        pytest.param(architecture, hops, marks=() if (architecture, hops) in QUICK else pytest.mark.full)
         for architecture in ("llama", "gemma2", "deepseek_v3", "gpt_oss", "mistral")
         for hops in SPLITS
     ],

@@ -14,7 +14,8 @@ from molink.shards.attention.attention import alibi_slopes
 from molink.shards.checkpoint.store import describe
 from molink.shards.loading.loader import StageSettings, load_stage
 
-QUICK = ("bloom", "bert", "bart", "deepseek_v4", "nanochat")
+QUICK = ("bloom", "bert", "bart", "deepseek_v4")
+"""Left-padded, refused for two reasons, and refused by trial; packed ones are tried in `test_exact_in_every_way`."""
 
 
 @pytest.mark.parametrize("architecture", QUICK)

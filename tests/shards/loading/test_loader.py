@@ -41,6 +41,12 @@ def reconfigure(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+KINDS = {
+    "llama": True, "llama_tied": True, "qwen3": False, "gemma2": False, "gpt2": True, "cohere": False, "opt": True,
+}  # fmt: skip
+"""Kinds of models; those that are quantized in every run: plain, tied, transposed, with positions."""
+
+
 def stored_bytes(folder: Path, *parts: str) -> int:
     tensors = load_file(folder / "model.safetensors")
     return sum(tensor.nbytes for name, tensor in tensors.items() if any(part in name for part in parts))
@@ -77,8 +83,14 @@ def test_tied_embeddings_are_held_by_both_ends_and_once_where_they_meet(tiny_mod
     )
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
-@pytest.mark.parametrize("kind", ["llama", "llama_tied", "qwen3", "gemma2", "gpt2", "cohere", "opt"])
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [
+        pytest.param(kind, quantization, marks=() if quick or quantization == "none" else pytest.mark.full)
+        for kind, quick in KINDS.items()
+        for quantization in ("none", "int8", "nf4")
+    ],
+)
 def test_what_is_announced_of_any_spans_is_what_they_hold_together(
     tiny_model: TinyModel, kind: str, quantization: str
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models.stored_models import alter_a_weight, copy_of, edit
 from support.models.tiny_models import LAYERS
+from support.pairwise import pairwise
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -145,17 +146,8 @@ def stored(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantization"),
-    [
-        ("llama", "none"),
-        ("llama", "int8"),
-        ("llama", "nf4"),
-        ("mixtral", "none"),
-        pytest.param("mixtral", "int8", marks=pytest.mark.full),
-        pytest.param("mixtral", "nf4", marks=pytest.mark.full),
-    ],
+    ("form", "kind", "quantization"), pairwise(tuple(FORMATS), ["llama", "mixtral"], ["none", "int8", "nf4"])
 )
-@pytest.mark.parametrize("form", FORMATS)
 def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
     form: str, kind: str, quantization: str, stored: Stored
 ) -> None:

@@ -184,7 +184,8 @@ def test_products_with_bytes_are_bit_for_bit_those_of_onednn() -> None:
         assert torch.equal(matrix.product(rows[:count]), together[:count])
 
 
-def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding(count: int) -> None:
     shape = (192, 448)
     if not kernel_takes(*shape, torch.bfloat16):
         pytest.skip("the processor has no product with nf4")
@@ -192,9 +193,9 @@ def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding() -> N
     weight, scales = quantized.kernel_form(...)
     matrix = library().matrix(Form.NF4_PANELS, weight.data_ptr(), shape, scales)
     assert matrix is not None
-    row = drawn(1, shape[1], seed=1).bfloat16()
-    plain = quantized.unpacked().float()
-    assert error(matrix.product(row), row.float() @ plain.t()) < 4e-3
+    assert matrix.most_rows == 4
+    rows, plain = drawn(count, shape[1], seed=1).bfloat16(), quantized.unpacked().float()
+    assert error(matrix.product(rows), rows.float() @ plain.t()) < 4e-3
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -212,19 +213,6 @@ def test_a_row_gives_the_same_bits_in_any_company(dtype: torch.dtype, packed: bo
     for count in range(1, matrix.most_rows + 1):
         assert torch.equal(matrix.product(rows[:count]), alone[:count])
     assert error(alone, rows.double() @ weight.double().t()) < (1e-6 if dtype is torch.float32 else 3e-3)
-
-
-def test_products_with_nf4_of_several_rows_are_those_of_the_unpacked_matrix_up_to_rounding() -> None:
-    shape = (192, 448)
-    if not kernel_takes(*shape, torch.bfloat16):
-        pytest.skip("the processor has no product with nf4")
-    quantized = Nf4Matrices.of(drawn(*shape).bfloat16())
-    weight, scales = quantized.kernel_form(...)
-    matrix = library().matrix(Form.NF4_PANELS, weight.data_ptr(), shape, scales)
-    assert matrix is not None
-    rows, plain = drawn(matrix.most_rows, shape[1], seed=1).bfloat16(), quantized.unpacked().float()
-    for count in range(1, len(rows) + 1):
-        assert error(matrix.product(rows[:count]), rows[:count].float() @ plain.t()) < 4e-3
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (64, 100)])

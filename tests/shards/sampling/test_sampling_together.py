@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices.sampling_by_row import sample_by_row
+from support.properties import examples
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from molink.shards.sampling.drawing import CANDIDATES, Pick, draw
@@ -126,7 +127,7 @@ PARAMS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     wanted=st.lists(PARAMS, min_size=1, max_size=8),
     seed=st.integers(0, 2**64 - 1),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.shards.hub import partial_download
 from molink.shards.hub.partial_download import PartialDownload
@@ -150,7 +151,7 @@ def test_names_lead_nowhere_else(tmp_path: Path, name: str) -> None:
                 use(name)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 50), st.integers(1, 70), st.data())
 def test_an_unfinished_tensor_knows_its_missing_pieces_after_any_interruption(
     tmp_path_factory: pytest.TempPathFactory, start: int, size: int, data: st.DataObject

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models.tiny_models import SENTENCES, make_tokenizer
 from support.models.tokenizer_kinds import MAKERS, TEXTS, unigram
+from support.properties import examples
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
-relaxed = settings(deadline=None, max_examples=60)
+relaxed = settings(deadline=None, max_examples=examples(60))
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -183,7 +184,7 @@ def test_damaged_files_are_refused_in_one_sentence(files: dict[str, bytes], sent
         Tokenizer.from_files(files)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_a_flipped_byte_in_a_tokenizer_file_never_gives_another_error(at: int, byte: int) -> None:
     data = bytearray(_TOKENIZER_JSON)

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models.tiny_models import make_tokenizer
 from support.models.tokenizer_kinds import MAKERS, TEXTS
+from support.properties import examples
 from transformers import AutoTokenizer
 
 from molink.shards.text.tokenizer import StopMatcher, TextStream, Tokenizer
 
-relaxed = settings(deadline=None, max_examples=60)
+relaxed = settings(deadline=None, max_examples=examples(60))
 
 
 @pytest.fixture(scope="module", params=MAKERS)

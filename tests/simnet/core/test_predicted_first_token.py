@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.routing.cost.first_token import prompt_chunks
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
@@ -93,7 +94,7 @@ def idle_circuits(draw: st.DrawFn) -> IdleCircuit:
     return IdleCircuit(plan, known, prompt)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(idle_circuits())
 def test_an_idle_circuit_takes_the_predicted_chunks_and_the_predicted_time(circuit: IdleCircuit) -> None:
     expected = prompt_chunks(circuit.stages, circuit.prompt.prompt_tokens)

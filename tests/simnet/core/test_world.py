@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.prompt_order import PATIENCE
@@ -220,7 +221,7 @@ def test_another_seed_gives_another_run() -> None:
     assert short_run("molink", seed=4) != known_run("molink")
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(seed=st.integers(0, 1000), policy=st.sampled_from(POLICIES), rate_rps=st.floats(0.05, 3.0))
 def test_whatever_comes_is_served_or_said_not_to_have_been(seed: int, policy: str, rate_rps: float) -> None:
     run = short_run(policy, seed, rate_rps)

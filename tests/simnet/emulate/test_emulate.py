@@ -110,7 +110,9 @@ def test_tables_have_a_line_for_each_policy_and_what_the_paper_prints() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("compute", "tensors"), [("timed", 2), ("real", 1)])
+@pytest.mark.parametrize(
+    ("compute", "tensors"), [("timed", 2), pytest.param("real", 1, marks=pytest.mark.full)]
+)
 def test_every_request_ends_once_with_exactly_its_tokens(
     compute: str, tensors: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.properties import examples
 
 from molink.commands import run_app
 from molink.routing.parallelism.layout_prediction import DeviceLink, all_reduce_s
@@ -42,7 +43,7 @@ def simulated(
     return simulate_request(MODEL_SHAPES[model], layout, length, DEVICE, fabric, tensors)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(EVEN), layouts, lengths, st.sampled_from((1, 2)))
 def test_messages_add_up_to_the_equations_exactly(
     model: str, layout: Layout, length: Lengths, tensors: int
@@ -57,7 +58,7 @@ def test_messages_add_up_to_the_equations_exactly(
             assert volume.counted_bytes == volume.all_ranks_bytes, volume
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(layouts, lengths)
 def test_every_rank_of_a_stage_reduces_as_much_as_any_other(layout: Layout, length: Lengths) -> None:
     sent = simulated("llama-3.1-8b", layout, length).sent_bytes

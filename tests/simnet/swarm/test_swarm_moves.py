@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
+from support.properties import examples
 
 from molink.peer.memory.leases import Granted, LeaseKey
 from molink.routing.placement.rebalancing import LOOK_EVERY_S, SETTLE_S, SETTLED
@@ -173,7 +174,7 @@ def test_a_peer_that_goes_while_it_moves_leaves_the_hole_to_the_next() -> None:
     assert sorted(swarm.held) == [(FIRST,), (SECOND,)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1))
 def test_of_any_number_with_the_same_layers_no_more_move_than_pays_and_never_the_last(
     count: int, seed: int

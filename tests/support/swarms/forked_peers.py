@@ -19,11 +19,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import ClassVar
-
-from support.swarms.live_swarms import PROGRAM_TIMEOUT_S, Ended, run_program
+from typing import TYPE_CHECKING, ClassVar
 
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+
+if TYPE_CHECKING:
+    from support.swarms.live_swarms import Ended
 
 PRELOADED = ("molink.peer.commands.cli", "molink.peer.daemon.peer")
 
@@ -117,8 +118,11 @@ async def fork_peer(
 
 async def run_forked(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Ended:
+) -> "Ended":
     """Runs what is like `molink-peer ARGUMENTS` to its end; as `run_program` otherwise. `log` is a new file's path."""
+    # Forked processes import this module and never come here: they are spared all that compares with transformers.
+    from support.swarms.live_swarms import PROGRAM_TIMEOUT_S, Ended, run_program
+
     if sys.platform != "linux":
         return await run_program("molink.peer", *arguments, environment=environment)
     process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}, log)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.links.hostile_line import PROMPT_BYTES, RATE, BesetUplink, Lie
 from support.links.virtual_line import quantile
+from support.properties import examples
 
 from molink.peer.wire.estimation.bottleneck_model import BottleneckModel
 from molink.peer.wire.estimation.shared_rate import HOLDS_S, OUTWEIGHED, LinkEvidence, UplinkRate
@@ -66,7 +67,7 @@ def beside_a_rival_s(honest: int) -> list[float]:
     return [max(prompt_s(line, link)) for link in range(1, honest + 1)]
 
 
-@pytest.mark.parametrize("honest", [1, 2])
+@pytest.mark.parametrize("honest", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_honest_prompts_and_decodes_take_no_longer_than_beside_an_honest_rival(lie: Lie, honest: int) -> None:
     rival_s, line = beside_a_rival_s(honest), beset(lie, honest)
@@ -95,7 +96,7 @@ def test_a_receiver_that_takes_all_it_can_leaves_honest_prompts_a_part(lie: Lie)
     assert quantile(line.delays_s(1, DECODE, 2.0), 0.5) <= 0.15
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     lie=st.builds(
         Lie,
@@ -148,7 +149,7 @@ def measured(
             shared.record_measurement(shown, shown.acked_bytes + 4 * size_bytes, sent[0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(part=st.floats(0.05, 0.8), honest_s=st.floats(0.5, 3.0))
 def test_what_a_link_has_shown_holds_until_others_have_carried_four_times_its_bytes(
     part: float, honest_s: float

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.properties import examples
 
 from molink.peer.wire.transmission.classes import DEFAULT_SHARES, TrafficClass
 from molink.peer.wire.transmission.send_queue import SendQueue
@@ -134,7 +135,7 @@ def test_a_class_saves_up_nothing_while_it_has_nothing_to_send() -> None:
     assert class_of(queue.pop()) == DECODE
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     sizes=st.dictionaries(CLASSES, st.lists(st.integers(1, 5_000), min_size=1, max_size=4), min_size=2),
     parts=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
@@ -306,4 +307,4 @@ class SendMachine(RuleBasedStateMachine):
 
 
 TestSendMachine = SendMachine.TestCase
-TestSendMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestSendMachine.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

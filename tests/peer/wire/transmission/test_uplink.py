@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.properties import examples
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.just_in_time import MOST_DECODE_BYTES
@@ -378,4 +379,4 @@ class UplinkMachine(RuleBasedStateMachine):
 
 
 TestUplinkMachine = UplinkMachine.TestCase
-TestUplinkMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestUplinkMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.properties import examples
 
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.transmission.classes import TrafficClass
@@ -134,7 +135,7 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
-TestAnyUse.settings = settings(max_examples=40, stateful_step_count=30)
+TestAnyUse.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 @given(st.integers(0, 2**50))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.links.packet_examples import tampered
+from support.properties import examples
 
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.packets import CloseCode, PacketError
@@ -103,7 +104,7 @@ def content(rng: random.Random, number: int, traffic_class: TrafficClass) -> byt
     return bytes((traffic_class,)) + number.to_bytes(4) + rng.randbytes(16) * (size // 16)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from([one for one in POLICIES if one != "concurrent"]))
 def test_every_message_arrives_once_and_in_the_order_of_its_class_whatever_breaks(
     seed: int, policy: str
@@ -127,7 +128,7 @@ def test_every_message_arrives_once_and_in_the_order_of_its_class_whatever_break
             assert [m for m in other.arrived if m[0] == one] == [m for m in side.sent if m[0] == one]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_cancelled_session_leaves_nothing_behind_whatever_breaks(seed: int) -> None:
     rng, pair = random.Random(seed), Pair()
