@@ -44,7 +44,7 @@ async def check(chaos: Chaos, asked: list[SessionRequest], references: Reference
 @pytest.mark.e2e
 async def test_every_generation_ends_with_its_tokens_whatever_befalls_peers(references: References) -> None:
     async with Chaos(SPEC, ((0, 6), (6, 12)), seed=3) as chaos:
-        await check(chaos, requests(references, 4), references, for_s=6.0)
+        await check(chaos, requests(references, 4), references, for_s=10.0)
 
 
 @pytest.mark.chaos

@@ -141,6 +141,15 @@ def logits_together(engine: Engine, lengths: Sequence[int], steps: int) -> list[
     return found
 
 
+def in_panels(weight: Tensor) -> tuple[Form, Tensor]:
+    """The form of such weights in panels, and the weights as they lie in them."""
+    rows, columns = weight.shape
+    if weight.dtype is torch.float32:
+        return Form.FLOAT_PANELS, weight.view(rows // 64, 64, columns).transpose(1, 2).contiguous()
+    pairs = weight.view(rows // 64, 64, columns // 2, 2)
+    return Form.HALF_PANELS, pairs.transpose(1, 2).contiguous()
+
+
 def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
@@ -152,12 +161,8 @@ def test_a_product_of_few_rows_is_that_of_torch_up_to_rounding(
     shape: tuple[int, int], dtype: torch.dtype, packed: bool
 ) -> None:
     weight, row = drawn(*shape).to(dtype), drawn(1, 1, shape[1], seed=1).to(dtype)
-    lying = packed_for_onednn(weight) if packed else weight
-    if lying is None:
-        pytest.skip("oneDNN multiplies no such numbers here")
-    panels = Form.FLOAT_PANELS if dtype is torch.float32 else Form.HALF_PANELS
-    owner = library()
-    matrix = owner.matrix(panels, memory_of(lying).data_ptr(), shape) if packed else owner.rows_of(weight)
+    owner, (form, panels) = library(), in_panels(weight)
+    matrix = owner.matrix(form, panels.data_ptr(), shape) if packed else owner.rows_of(weight)
     assert matrix is not None
     assert matrix.takes(row)
     found = matrix.product(row)
@@ -203,11 +208,8 @@ def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding(count:
 def test_a_row_gives_the_same_bits_in_any_company(dtype: torch.dtype, packed: bool) -> None:
     shape, owner = (192, 448), library()
     weight, rows = drawn(*shape).to(dtype), drawn(16, 448, seed=4).to(dtype)
-    lying = packed_for_onednn(weight) if packed else weight
-    if lying is None:
-        pytest.skip("oneDNN multiplies no such numbers here")
-    panels = Form.FLOAT_PANELS if dtype is torch.float32 else Form.HALF_PANELS
-    matrix = owner.matrix(panels, memory_of(lying).data_ptr(), shape) if packed else owner.rows_of(weight)
+    form, panels = in_panels(weight)
+    matrix = owner.matrix(form, panels.data_ptr(), shape) if packed else owner.rows_of(weight)
     assert matrix is not None
     alone = torch.cat([matrix.product(row[None]) for row in rows])
     for count in range(1, matrix.most_rows + 1):
@@ -218,6 +220,19 @@ def test_a_row_gives_the_same_bits_in_any_company(dtype: torch.dtype, packed: bo
 @pytest.mark.parametrize("shape", [(96, 64), (64, 100)])
 def test_matrices_of_other_sizes_are_left_to_torch(shape: tuple[int, int]) -> None:
     assert library().rows_of(torch.zeros(shape)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_onednn_packs_is_used_where_it_lies_in_panels_and_nowhere_else(dtype: torch.dtype) -> None:
+    """It depends on the processor: without products of bfloat16 these lie as they are."""
+    weight, owner = drawn(192, 448).to(dtype), library()
+    form, panels = in_panels(weight)
+    packed = packed_for_onednn(weight)
+    if packed is None:
+        return
+    matrix = owner.matrix(form, memory_of(packed).data_ptr(), (192, 448))
+    found = owner.alike(matrix, lambda row: products.packed_product(row, packed))
+    assert (found is not None) == torch.equal(memory_of(packed).view(dtype), panels.flatten())
 
 
 def test_a_matrix_that_lies_otherwise_than_expected_is_left_to_torch() -> None:
