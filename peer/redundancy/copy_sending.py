@@ -38,6 +38,8 @@ class CopyPortion(Generic[Key]):
 
     partner: str
     ranges: tuple[CopyRange[Key], ...]
+    is_awaited: bool = False
+    """Whether sessions wait for it to go on at the partner."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,9 @@ class _Progress:
     kept_tokens: int
     least_s: float = 0.0
     """When the tokens that wait may go, however few they are."""
+    is_awaited: bool = False
+    """Whether it goes before prefill: from when on nothing of it is on its way behind prefill, which it would
+    overtake."""
 
     @property
     def unkept_bytes(self) -> int:
@@ -64,6 +69,7 @@ class CopySending(Generic[Key]):
 
     _copies: dict[Key, _Progress] = field(default_factory=dict)
     _openings: dict[Key, int] = field(default_factory=dict)
+    _hastened: set[Key] = field(default_factory=set)
     _full: set[str] = field(default_factory=set)
     """Partners to which a link has no room."""
 
@@ -111,6 +117,10 @@ class CopySending(Generic[Key]):
         """There may be room on the link to that partner again."""
         self._full.discard(partner)
 
+    def hasten(self, key: Key) -> None:
+        """The session is about to go on at its partner: none of its tokens waits for others from now on."""
+        self._hastened.add(key)
+
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""
         self._copies.pop(key, None)
@@ -119,6 +129,7 @@ class CopySending(Generic[Key]):
         """The session has ended here."""
         self._copies.pop(key, None)
         self._openings.pop(key, None)
+        self._hastened.discard(key)
 
     def end_partner(self, partner: str) -> tuple[Key, ...]:
         """The partner is gone; returns the sessions whose copies it kept."""
@@ -147,7 +158,7 @@ class CopySending(Generic[Key]):
                 continue
             ranges = self._ranges(partner, lacking, held, most_tokens or {})
             if ranges:
-                return CopyPortion(partner, ranges)
+                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited)
         return due_s
 
     def _partners(self) -> tuple[str, ...]:
@@ -155,20 +166,27 @@ class CopySending(Generic[Key]):
         return tuple(dict.fromkeys(copy.partner for copy in self._copies.values()))
 
     def _lacking(self, partner: str, held: Mapping[Key, int]) -> list[Key]:
-        """Sessions whose copies there lack something, those that lack least first."""
+        """Sessions whose copies there lack something, those that lack least first; if some are awaited, these alone."""
         lacks = {
             key: held[key] - copy.sent_tokens
             for key, copy in self._copies.items()
-            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens
+            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens and self._may_go(key, copy)
         }
-        return sorted(lacks, key=lambda key: lacks[key])
+        awaited = [key for key in lacks if self._copies[key].is_awaited]
+        return sorted(awaited or lacks, key=lambda key: lacks[key])
+
+    def _may_go(self, key: Key, copy: _Progress) -> bool:
+        if key in self._hastened and not copy.is_awaited:
+            copy.is_awaited = copy.sent_tokens == copy.kept_tokens
+            return copy.is_awaited
+        return True
 
     def _gathering_s(self, lacking: list[Key], held: Mapping[Key, int], now_s: float) -> float:
         """When these may go: at once if there are enough tokens of one, else once the first has waited."""
         least_s = math.inf
         for key in lacking:
             copy = self._copies[key]
-            if held[key] - copy.sent_tokens >= GATHERED_TOKENS:
+            if held[key] - copy.sent_tokens >= GATHERED_TOKENS or key in self._hastened:
                 return now_s
             copy.least_s = copy.least_s or now_s + GATHER_S
             least_s = min(least_s, copy.least_s)

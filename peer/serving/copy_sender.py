@@ -70,6 +70,11 @@ class CopySender:
             task = asyncio.create_task(self._link(session, standby), name=f"link to {peer_id}")
             self._linking[session] = task
 
+    def hasten(self, session: ServedSession) -> None:
+        """The session is about to go on at its standby: what that lacks goes before prefill, at once."""
+        self._sending.hasten(session)
+        self._idle.wake()
+
     def end_session(self, session: ServedSession) -> None:
         """The session has ended here."""
         self._stop_linking(session)
@@ -200,7 +205,8 @@ class CopySender:
             self._sending.end_partner(portion.partner)
             return
         content = b"".join(payload)
-        if link.post(header, content, TrafficClass.REPLICATION, tuple(sessions)):
+        traffic_class = TrafficClass.HANDOVER if portion.is_awaited else TrafficClass.REPLICATION
+        if link.post(header, content, traffic_class, tuple(sessions)):
             self.sent_bytes += len(content)
         else:
             self._sending.record_refused(portion)

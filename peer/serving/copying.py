@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from molink.peer.serving.copy_keeper import CopyKeeper
 from molink.peer.serving.copy_sender import CopySender
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,6 +19,17 @@ class Copying:
     def serves(self, peer_id: str) -> bool:
         """Whether that peer is the client or the hop of a copy here."""
         return any(peer_id in (kept.owner.peer_id, kept.source) for kept in self.keeper.copies)
+
+    def on_frame(self, link: Link, header: pb.CopyParts | pb.CopiesKept, payload: memoryview) -> None:
+        """A hop sends parts of its copies, or a standby says how far it has come.
+
+        Raises:
+            ProtocolError: the payload is not what the header says.
+        """
+        if isinstance(header, pb.CopyParts):
+            self.keeper.on_parts(link, header, payload)
+        else:
+            self.sender.on_kept(link, header)
 
     async def close(self) -> None:
         """Ends what is under way."""
