@@ -24,6 +24,10 @@ MOST_ATTEMPTS = 8
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
 LOOK_AGAIN_S = 1.0
+WORTH_TOKENS = 64
+"""A generation of which fewer are to come is not moved to a better circuit."""
+BETTER_WITHIN_S = 20.0
+"""Such a move that is not made by then is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,14 @@ class SessionMoves:
         """Whether that peer has said that it leaves: what becomes of it then is no fault."""
         return peer_id in self._leaving
 
-    def prefer(self, better: Mapping[str, PeerView], within_s: float) -> None:
-        """The session is to leave these hops' peers for others that hold the same layers."""
-        self._better = dict(better)
-        self._better_until_s = asyncio.get_running_loop().time() + within_s
+    async def look_for_better(self, circuit: ActiveCircuit, left_tokens: int) -> None:
+        """Notes which peers of that circuit are to be left for others with which it would really be better, if so many
+        tokens that are still to come are worth it."""
+        if left_tokens < WORTH_TOKENS or self._leaving or self._better:
+            return
+        choice = self._circuit_builder.standby_choice
+        self._better = await choice.better(circuit.route, circuit.descriptor)
+        self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
 
     def wants(self, circuit: ActiveCircuit) -> bool:
         """Whether a hop of that circuit is to be left."""
@@ -157,6 +165,10 @@ class SessionMoves:
         self._standbys.seek_for({**dict.fromkeys(self._leaving), **leaving})
         while not all(map(self._standbys.substitute, leaving)) and clock() < deadline_s:
             await self._standbys.wait_changed(min(LOOK_AGAIN_S, deadline_s - clock()))
+        if not all(map(self._standbys.substitute, self._better)):
+            # a part of a better circuit need not be better: only who goes is left
+            leaving = {peer_id: None for peer_id in leaving if peer_id in self._leaving}
+            self._better = {}
         planned = self._standbys.circuit_without(circuit, leaving)
         if planned is None or clock() >= deadline_s:
             return None

@@ -336,8 +336,13 @@ class ClientSession:
             await asyncio.sleep(RENEW_EVERY_S)
             self.standbys.renew()
             asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
-            for link in () if self._run is None else self._run.circuit.links:
+            run = self._run
+            for link in () if run is None else run.circuit.links:
                 link.post(pb.Request(id=0, await_ready=asked))
+            if run is not None and run.before is None:
+                left_tokens = self._template.capacity_tokens - len(self._history)
+                await self._moves.look_for_better(run.circuit, left_tokens)
+                self._moves.begin(self._run, self._move)
 
     def _release(self) -> None:
         """Gives all leases back."""

@@ -103,9 +103,7 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
         assert circuit.circuit.links[0].post(move(descriptor, upcoming))
         tokens = await taken(circuit, NEW_TOKENS - 3)
         tokens.sort(key=lambda token: token.position)
-        assert [token.position for token in tokens] == list(
-            range(len(PROMPT) + 3, len(PROMPT) + NEW_TOKENS)
-        )
+        assert [token.position for token in tokens] == list(range(len(PROMPT) + 3, len(PROMPT) + NEW_TOKENS))
         assert [token.token_id for token in tokens] == expected[3:]
         epochs = [token.epoch for token in tokens]
         assert epochs == sorted(epochs)
