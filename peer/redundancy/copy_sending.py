@@ -121,6 +121,11 @@ class CopySending(Generic[Key]):
         """The session is about to go on at its partner: none of its tokens waits for others from now on."""
         self._hastened.add(key)
 
+    @property
+    def is_hastened(self) -> bool:
+        """Whether somebody waits for one of the copies."""
+        return any(key in self._copies for key in self._hastened)
+
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""
         self._copies.pop(key, None)

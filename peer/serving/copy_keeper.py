@@ -55,7 +55,7 @@ class CopyKeeper:
         self.taken_over = 0
         """Copies that have become sessions here."""
         leases.copies.tell_ended(self._ended)
-        idle.add_source(self._next_work)
+        idle.add_source(self._next_work, lambda: any(one.is_awaited for one in self._copies.values()))
 
     @property
     def copies(self) -> tuple[KeptCopy, ...]:

@@ -47,7 +47,7 @@ class CopySender:
         self._refusals = RefusalLog(_log)
         self.sent_bytes = 0
         """Of copies, so far."""
-        idle.add_source(self._next_work)
+        idle.add_source(self._next_work, lambda: self._sending.is_hastened)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""

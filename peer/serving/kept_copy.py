@@ -40,6 +40,8 @@ class KeptCopy:
     cache: SequenceCache | None = None
     """Its blocks have no names and never get any: what a hop sends may be a lie, which must not outlive the session."""
     waiting: deque[WaitingPart] = field(default_factory=deque)
+    is_awaited: bool = False
+    """Whether its session is about to go on here."""
     is_written: bool = False
     """Whether the first part that waits is being written."""
 

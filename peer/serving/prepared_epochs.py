@@ -32,7 +32,9 @@ PREPARED_S = 60.0
 """An epoch that has not begun by then is forgotten."""
 MOST_FRAMES = 4
 """Of one session that wait: of one that decodes a single step is on its way."""
-LOOK_EVERY_S = 0.005
+LOOK_EVERY_S = 0.02
+BEGIN_EVERY_S = 0.001
+"""Looks at a copy that the first rows wait for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +109,8 @@ class PreparedEpochs:
             self._drop(known)
             known = PreparedEpoch(plan, hop, link, clock() + PREPARED_S)
             self._prepared[plan.key.session] = known
+        if (copy := self._copy(plan.key.session)) is not None:
+            copy.is_awaited = True
         try:
             neighbours = plan.neighbours_of(hop)
             await asyncio.gather(*(self._neighbours.link(facts, link.remote) for facts in neighbours))
@@ -286,7 +290,7 @@ class PreparedEpochs:
             if clock() >= until_s:
                 detail = f"the copy covers {copy.intake.kept_tokens} tokens, not {position}"
                 raise RequestRefused("memory", detail)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(BEGIN_EVERY_S)
 
     def _fail(self, known: PreparedEpoch, detail: str) -> None:
         span = known.plan.span_of(known.hop)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from support.circuits.generating import Generating, rest
@@ -9,9 +10,10 @@ from support.links.data_plane import asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core as core
+from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
 from molink.client.circuit.route_selector import StandbyChoice
-from molink.dht.records.records import PeerView
+from molink.dht.records.records import LayerLatency, PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 
@@ -144,6 +146,29 @@ async def test_a_hop_that_does_not_answer_its_client_costs_no_standby_its_place(
     assert run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id
     run.token(4, 1, finish=pb.STOP)
     assert await soon(got) == [30, 1]
+
+
+@asynchronous
+async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_for_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
+    run = Generating(spare=True, max_new_tokens=200)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.high.renewed > 2)
+    assert run.low.moves == []
+    latencies = (LayerLatency(1, 50.0),)
+    run.high.view = replace(run.high.view, facts=replace(run.high.view.facts, layer_latencies=latencies))
+    move = await moving(run)
+    assert move.next_epoch == 2
+    run.token(4, 40, epoch=1)
+    run.token(5, 1, finish=pb.STOP, epoch=2)
+    assert await soon(got) == [30, 40, 1]
+    assert run.session.log.moves == 1
+    assert run.session.log.route is not None
+    assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
 
 
 def running() -> core.CircuitCore:
