@@ -24,7 +24,7 @@ from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 
-LACKING_TOKENS = 4
+LACKING_TOKENS = 1
 """A standby is ready when its copy lacks no more: they come while the last step goes round."""
 WHOLE_WITHIN_S = 1.0
 """Behind the first rows a copy has to be whole within this time."""

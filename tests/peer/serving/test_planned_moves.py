@@ -136,9 +136,9 @@ async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hea
         while True:
             async with asyncio.timeout(DEADLINE_S):
                 peer_id, frame = await circuit.circuit.peers[0].client.handler.frames.get()
-            if isinstance(frame.header, pb.Failed):
+            if isinstance(frame.header, pb.Failed) and frame.header.code == "move":
                 break
-        assert (peer_id, frame.header.code) == (circuit.standbys[1].identity.peer_id, "move")
+        assert peer_id == circuit.standbys[1].identity.peer_id
         assert frame.header.epoch == upcoming.epoch
 
 
