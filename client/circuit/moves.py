@@ -23,6 +23,8 @@ MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
+GONE_WITHIN_S = 10.0
+"""After the time that it has named a peer is gone."""
 LOOK_AGAIN_S = 1.0
 WORTH_TOKENS = 64
 """A generation of which fewer are to come is not moved to a better circuit."""
@@ -125,8 +127,10 @@ class SessionMoves:
         self._leaving[peer_id] = asyncio.get_running_loop().time() + within_s
 
     def is_leaving(self, peer_id: str) -> bool:
-        """Whether that peer has said that it leaves: what becomes of it then is no fault."""
-        return peer_id in self._leaving
+        """Whether that peer has said that it leaves: what becomes of it then is no fault. One that is a hop long after
+        that has come back."""
+        until_s = self._leaving.get(peer_id)
+        return until_s is not None and asyncio.get_running_loop().time() < until_s + GONE_WITHIN_S
 
     async def look_for_better(self, circuit: ActiveCircuit, left_tokens: int) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, if so many
@@ -139,7 +143,9 @@ class SessionMoves:
 
     def wants(self, circuit: ActiveCircuit) -> bool:
         """Whether a hop of that circuit is to be left."""
-        return self._failed < MOST_ATTEMPTS and any(map(circuit.has, (*self._leaving, *self._better)))
+        now_s = asyncio.get_running_loop().time()
+        leaving = [peer_id for peer_id, until_s in self._leaving.items() if now_s < until_s - MARGIN_S]
+        return self._failed < MOST_ATTEMPTS and any(map(circuit.has, (*leaving, *self._better)))
 
     def record_failed(self, refused: HopRefused) -> None:
         """The circuit could not be prepared: whoever refused to be its hop is not asked again."""
