@@ -12,7 +12,8 @@ from molink.client.api.generation import (
     TextPiece,
     TokenLogprob,
 )
-from molink.client.circuit.session import ClientSession, SessionLog
+from molink.client.circuit.session import ClientSession
+from molink.client.epochs.session_log import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import SamplingParams
 from molink.shards.text.text_stream import StopMatcher, TextStream

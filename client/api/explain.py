@@ -4,7 +4,7 @@ import statistics
 
 from molink.client.api.assembler import circuit_report
 from molink.client.api.generation import Explanation, Generation, HopTimes
-from molink.client.circuit.session import SessionLog
+from molink.client.epochs.session_log import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 

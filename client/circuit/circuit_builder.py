@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choices
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
-from molink.client.circuit.quarantine import AVOID_S, Quarantine
+from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
     HopRefused,
     Report,
     ReservationRequest,
     describe,
+    prepare_all,
     release,
     report_codec,
     reserve_all,
     wait_ready,
 )
 from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
+from molink.client.epochs.circuit_events import AVOID_S
+from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable
 from molink.dht.records.records import PeerFacts, PeerView, ServedModel
 from molink.peer.wire.link.link import Link
@@ -123,6 +125,29 @@ class CircuitBuilder:
     def _is_gone(self, peer_id: str) -> bool:
         """Whether the client itself has no link to that peer any more."""
         return self.connection.links.find(peer_id) is None
+
+    async def prepare(
+        self, planned: PlannedRoute, descriptor: pb.SessionDescriptor, history_tokens: int, deadline_s: float
+    ) -> ActiveCircuit:
+        """Has a session's next circuit prepared, while the present one goes on.
+
+        Raises:
+            HopRefused: a hop could not begin it, or not by the deadline (the loop's clock). None of them is to.
+        """
+        asked = ReservationRequest(descriptor, planned.route, planned.peers, history_tokens)
+        self._route_selector.begin_session(descriptor)
+        try:
+            links = await prepare_all(self.connection.links, asked, deadline_s)
+        except BaseException as stopped:
+            self._route_selector.end_session(descriptor)
+            for hop in descriptor.hops:
+                link = self.connection.links.find(hop.peer_id)
+                if link is not None:
+                    release(link, descriptor)
+            if isinstance(stopped, ExceptionGroup):
+                raise stopped.exceptions[0] from None
+            raise
+        return ActiveCircuit(planned.route, descriptor, links, planned.peers, position=0)
 
     async def build(
         self,
@@ -293,17 +318,13 @@ class CircuitBuilder:
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
         self._route_selector.begin_session(asked.descriptor)
-        leases = await reserve_all(self.connection.links, asked, self._patience_s(asked.peers))
+        leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
         links = tuple(lease.link for lease in leases)
         for link in links:
             self.connection.probes.record_answer(link.peer_id)
         held = await wait_ready(asked, leases, deadline_s, report)
         report_codec(asked, self.spec, report)
         return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
-
-    def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
-        """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
-        return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
@@ -334,6 +355,11 @@ class CircuitBuilder:
         if seconds:
             reason = refused.detail or refusal.code
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
+
+
+def _patience_s(peers: Mapping[str, PeerView]) -> float:
+    """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
+    return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
 
 def _short(problem: NoCircuit | SwarmUnavailable) -> str:

@@ -10,7 +10,33 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from molink.client.circuit import patience
-from molink.client.circuit.quarantine import AVOID_S
+from molink.client.epochs.circuit_events import (
+    AwaitNews,
+    Begin,
+    End,
+    GiveUp,
+    GoOver,
+    Lost,
+    MoveWanted,
+    NoRoute,
+    NotPrepared,
+    Overdue,
+    Plan,
+    Planned,
+    Prepare,
+    Prepared,
+    Problem,
+    Ready,
+    Refusal,
+    Release,
+    ReservationRefused,
+    Reserve,
+    Seize,
+    Start,
+    Taken,
+    Waited,
+    Yielded,
+)
 from molink.shards.backoff import Backoff
 
 BACKOFF = Backoff(first_s=0.05, longest_s=1.0)
@@ -18,10 +44,36 @@ LEAST_WITHOUT_ROUTE_S = 0.2
 """A swarm in which there is no circuit is not planned in again sooner."""
 RECOVERY_S = 9.0
 """After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
-SLOW_S = 10.0
-"""A hop that has not answered in time is left out for so long, if others can take its place."""
-LEAST_REFUSED_S = 0.3
-_TRANSIENT = frozenset({"memory", "busy", "epoch"})
+
+__all__ = [
+    "AwaitNews",
+    "Begin",
+    "CircuitCore",
+    "CircuitPhase",
+    "End",
+    "GiveUp",
+    "GoOver",
+    "Lost",
+    "MoveWanted",
+    "NoRoute",
+    "NotPrepared",
+    "Overdue",
+    "Plan",
+    "Planned",
+    "Prepare",
+    "Prepared",
+    "Problem",
+    "Ready",
+    "Refusal",
+    "Release",
+    "ReservationRefused",
+    "Reserve",
+    "Seize",
+    "Start",
+    "Taken",
+    "Waited",
+    "Yielded",
+]
 
 
 class CircuitPhase(Enum):
@@ -35,182 +87,17 @@ class CircuitPhase(Enum):
     ENDED = "ended"
 
 
-class Problem(Enum):
-    """Problem for which a generation gets no circuit."""
-
-    NO_ROUTE = "no route"
-    REFUSED = "refused"
-    NOT_READY = "not ready"
-    INVALID = "invalid"
-    """Hops of two circuits say that no peer could serve such a request."""
-    FRUITLESS = "fruitless"
-    """Circuit after circuit yields nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Refusal of a hop, or that it did not answer."""
-
-    code: str
-    """As the peer says; `lost` if it could not be reached, `slow` if it has not answered yet."""
-    retry_after_s: float = 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether there may be room later."""
-        return self.code in ("memory", "busy")
-
-    def left_out_s(self, peers: int) -> float:
-        """For how long whoever said so is left out: briefly if it only has no room now. 0: there is no other among
-        so many peers to turn to."""
-        if self.code == "slow":
-            return SLOW_S
-        if self.code not in _TRANSIENT:
-            return AVOID_S
-        return max(LEAST_REFUSED_S, self.retry_after_s) if peers > 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Event: a circuit has to stand by then."""
-
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Event: answers `Plan`."""
-
-    peer_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoute:
-    """Event: answers `Plan`: as far as is known, nobody or not enough is there."""
-
-    draw: float
-    """Evenly from 0.5 to 1.5: clients do not come again in unison."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReservationRefused:
-    """Event: answers `Reserve` or `Seize`."""
-
-    refusal: Refusal
-    draw: float
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Event: answers `Reserve` or `Seize`: not all hops were ready at the deadline."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Event: answers `Reserve` or `Seize`: all hops have granted, and are ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """Event: answers `AwaitNews`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Yielded:
-    """Event: the running circuit has yielded its next token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Event: the token has been taken, and from now on the next one is waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Event: a hop of the running circuit has failed, or the circuit stood still."""
-
-    unheard_s: float = 0.0
-    """Since the last sign of life of that hop."""
-    first_token_s: float = 0.0
-    """Predicted from the start of the circuit to its first token."""
-    stood_still: bool = False
-    peer_id: str = ""
-    standby: str = ""
-    """Who keeps a copy of the hop's KV cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Event: the generation is complete, or nobody wants it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Effect: look for a route."""
-
-    doubtful: bool
-    """Whether somebody did not answer: routes of peers that have answered go before all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """Effect: ask all hops of the planned route for leases in this epoch, and see them ready by then."""
-
-    epoch: int
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Seize:
-    """Effect: as `Reserve`, of the circuit that ran, with the standby in the place of the hop that alone gives back."""
-
-    epoch: int
-    deadline_s: float
-    peer_id: str
-    standby: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Effect: whatever hops may have granted in that epoch is given back."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitNews:
-    """Effect: wait so long, for news of the swarm at most."""
-
-    wait_s: float
-    scout: bool
-    """Whether peers that have not answered yet are tried meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Effect: the circuit of that epoch stands: the history goes to its head."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Effect: there will be no circuit."""
-
-    problem: Problem
-    after_loss: bool
-    """Whether one had been running."""
-
-
 FormingEvent = Begin | Planned | NoRoute | ReservationRefused | Overdue | Ready | Waited
-Event = FormingEvent | Yielded | Taken | Lost | End
-Effect = Plan | Reserve | Seize | Release | AwaitNews | Start | GiveUp
+MoveEvent = MoveWanted | Prepared | NotPrepared
+Event = FormingEvent | MoveEvent | Yielded | Taken | Lost | End
+Effect = Plan | Reserve | Seize | Prepare | GoOver | Release | AwaitNews | Start | GiveUp
 _WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
     Begin: frozenset({CircuitPhase.IDLE}),
     **dict.fromkeys((Planned, NoRoute), frozenset({CircuitPhase.PLANNING})),
     **dict.fromkeys((ReservationRefused, Overdue, Ready), frozenset({CircuitPhase.RESERVING})),
     Waited: frozenset({CircuitPhase.WAITING}),
-    **dict.fromkeys((Yielded, Taken, Lost), frozenset({CircuitPhase.RUNNING})),
+    **dict.fromkeys((Yielded, Taken, Lost, MoveWanted), frozenset({CircuitPhase.RUNNING})),
+    **dict.fromkeys((Prepared, NotPrepared), frozenset({CircuitPhase.RUNNING})),
     End: frozenset(CircuitPhase),
 }
 
@@ -240,6 +127,8 @@ class _RunningCircuit:
     """That it has yielded."""
     between_s: float = 0.0
     """What those behind the first have taken, together."""
+    moves_to: tuple[str, ...] = ()
+    """Of the hops of the circuit that is being prepared; empty: there is none."""
 
 
 @dataclass(slots=True)
@@ -249,6 +138,9 @@ class CircuitCore:
 
     phase: CircuitPhase = CircuitPhase.IDLE
     epoch: int = 0
+    """Of the circuit that runs, or is being formed."""
+    last_epoch: int = 0
+    """The highest number that was given: that of an epoch which is prepared is above the one that runs."""
     peer_ids: tuple[str, ...] = ()
     """Of the present circuit's hops, in order."""
     runs: int = 0
@@ -277,6 +169,16 @@ class CircuitCore:
         """What a token of the running circuit has taken in the mean; 0 where that is not known."""
         return self._run.between_s / max(1, self._run.tokens - 1)
 
+    def token_s(self, first_token_s: float, next_token_s: float) -> float:
+        """Returns what the next token should take; what is predicted of the circuit's first one and of each further
+        one is given."""
+        return first_token_s if self._run.tokens == 0 else max(next_token_s, self.measured_s)
+
+    def ask_after_s(self, next_token_s: float, asked: int) -> float:
+        """Returns after how long without a token hops are asked for a sign of life, if they have been so often."""
+        is_first = self._run.tokens == 0
+        return patience.ask_after_s(next_token_s, self.measured_s, asked, is_first=is_first)
+
     def patience_s(self, first_token_s: float, next_token_s: float) -> float:
         """Returns how long the running circuit's next token may take before hops are asked for a sign of life; what is
         predicted of its first one and of each further one is given."""
@@ -297,6 +199,8 @@ class CircuitCore:
             return self._form(event, now_s)
         if isinstance(event, Lost):
             return self._lost(event, now_s)
+        if isinstance(event, MoveEvent):
+            return self._move(event)
         if isinstance(event, End):
             return self._end()
         self._step(event, now_s)
@@ -309,7 +213,7 @@ class CircuitCore:
                 effects = self._plan_until(deadline_s)
             case Planned(peer_ids):
                 self.phase, self.peer_ids = CircuitPhase.RESERVING, peer_ids
-                self.epoch += 1
+                self.epoch = self.last_epoch = self.last_epoch + 1
                 effects = (Reserve(self.epoch, self.deadline_s),)
             case NoRoute(draw):
                 effects = self._without_route(draw, now_s)
@@ -377,7 +281,8 @@ class CircuitCore:
         if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
             return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
         deadline_s = now_s + max(0.0, RECOVERY_S - loss.unheard_s)
-        if loss.standby and loss.peer_id in self.peer_ids and loss.standby not in self.peer_ids:
+        is_kept = loss.peer_id in self.peer_ids and loss.standby not in self.peer_ids
+        if loss.stays or (loss.standby and is_kept):
             return (self._seize(loss, deadline_s),)
         return (Release(self.epoch), *self._plan_until(deadline_s))
 
@@ -385,9 +290,28 @@ class CircuitCore:
         """Where it is refused, another circuit is planned."""
         self._forming = _Forming(deadline_s)
         self.phase = CircuitPhase.RESERVING
-        self.epoch += 1
+        self.epoch = self.last_epoch = self.last_epoch + 1
+        if loss.stays:
+            return Seize(self.epoch, deadline_s, "", "")
         self.peer_ids = tuple(loss.standby if one == loss.peer_id else one for one in self.peer_ids)
         return Seize(self.epoch, deadline_s, loss.peer_id, loss.standby)
+
+    def _move(self, event: MoveEvent) -> tuple[Effect, ...]:
+        """What was prepared counts no more once the circuit that runs is lost: `Prepared` is an error then."""
+        run = self._run
+        if isinstance(event, MoveWanted) == bool(run.moves_to):
+            raise ValueError(f"{type(event).__name__} comes while a circuit is, or none is, being prepared")
+        match event:
+            case MoveWanted(peer_ids):
+                self.last_epoch += 1
+                run.moves_to = peer_ids
+                return (Prepare(self.last_epoch),)
+            case NotPrepared():
+                run.moves_to = ()
+                return (Release(self.last_epoch),)
+            case Prepared():
+                self.epoch, self.peer_ids, run.moves_to = self.last_epoch, run.moves_to, ()
+                return (GoOver(self.epoch),)
 
     def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
         self.phase = CircuitPhase.ENDED

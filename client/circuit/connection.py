@@ -40,6 +40,8 @@ class FrameSink(Protocol):
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None: ...
 
+    def on_leaving(self, sender: str, leaving: pb.Leaving) -> None: ...
+
     def on_link_closed(self, peer_id: str, reason: str) -> None: ...
 
 
@@ -180,6 +182,10 @@ class SwarmConnection:
             sink = self._sinks.get(header.session)
             if sink is not None:
                 sink.on_failed(link.peer_id, header)
+        elif isinstance(header, pb.Leaving):
+            sink = self._sinks.get(header.session)
+            if sink is not None:
+                sink.on_leaving(link.peer_id, header)
         else:
             raise ProtocolError(f"{link.peer_id} sent a client a {type(header).__name__}")
 

@@ -107,17 +107,20 @@ class InFlightLoad:
             if stay is not None:
                 stay.until_s = min(stay.until_s, now_s)
 
-    def add_to_views(self, views: Sequence[PeerView], now_s: float) -> tuple[PeerView, ...]:
-        """Returns the views with the sessions that began after they were announced, without those that ended since."""
+    def add_to_views(
+        self, views: Sequence[PeerView], now_s: float, leaving: SessionKey | None = None
+    ) -> tuple[PeerView, ...]:
+        """Returns the views with the sessions that began after they were announced, without those that ended since, nor
+        the one that is `leaving`."""
         self._forget({view.peer_id: now_s - view.age_s for view in views}, now_s)
         return tuple(
-            self._add_to_view(view, now_s) if view.peer_id in self._stays else view for view in views
+            self._add_to_view(view, now_s, leaving) if view.peer_id in self._stays else view for view in views
         )
 
-    def _add_to_view(self, view: PeerView, now_s: float) -> PeerView:
+    def _add_to_view(self, view: PeerView, now_s: float, leaving: SessionKey | None) -> PeerView:
         announced_s, sessions = now_s - view.age_s, view.state.sessions
-        for stay in self._stays[view.peer_id].values():
-            began, ended = stay.since_s > announced_s, stay.until_s < math.inf
+        for key, stay in self._stays[view.peer_id].items():
+            began, ended = stay.since_s > announced_s, stay.until_s < math.inf or key == leaving
             sessions += began - ended
         if sessions == view.state.sessions:
             return view

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from molink.dht.records.records import PeerFacts, PeerView
 
-AVOID_S = 60.0
-"""How long a peer that failed is left out, unless it announces itself anew, or nobody else can take its place."""
 SHUN_S = 2.0
 """For so long it is left out in any case."""
 

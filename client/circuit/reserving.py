@@ -114,6 +114,42 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
     return GrantedLease(link, _held_tokens(response.readiness, asked) if is_ready else None)
 
 
+async def prepare_all(links: LinkSource, asked: ReservationRequest, deadline_s: float) -> tuple[Link, ...]:
+    """Tells all hops of the circuit of the next epoch, which begins at each with its first rows; returns the links to
+    them when each could begin it.
+
+    Raises:
+        HopRefused: the first one that could not, with the code `slow` if not by the deadline (the loop's clock).
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_prepare(links, asked, hop, deadline_s)) for hop in range(len(asked.route.hops))
+        ]
+    return tuple(task.result() for task in tasks)
+
+
+async def _prepare(links: LinkSource, asked: ReservationRequest, hop: int, deadline_s: float) -> Link:
+    clock, peer_id = asyncio.get_running_loop().time, asked.route.hops[hop].peer_id
+    told = pb.Reserve(
+        descriptor=asked.descriptor, hop=hop, prepare=True, ready_within_ms=round(READY_POLL_S * 1000)
+    )
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            link = await links.to(asked.peers[peer_id].facts)
+            while True:
+                asked_s = clock()
+                response, _ = await link.request(pb.Request(reserve=told), READY_POLL_S + REQUEST_TIMEOUT_S)
+                _require_granted(response, peer_id, asked.descriptor)
+                if response.readiness.ready:
+                    return link
+                # it answers when that time is over; one that answers sooner is not asked more often for it
+                await asyncio.sleep(max(0.0, asked_s + READY_POLL_S - clock()))
+    except TimeoutError:
+        raise HopRefused(peer_id, "slow", "it could not begin the next epoch in time") from None
+    except LinkError as error:
+        raise HopRefused(peer_id, "lost", as_said(error.reason)) from error
+
+
 async def wait_ready(
     asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:

@@ -14,13 +14,15 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import (
     Criteria,
     IncumbentRoute,
+    NoCircuit,
     PartnerChoice,
     Route,
     Snapshot,
     choose_partners,
+    replan,
 )
 from molink.routing.cost.terms import Demand
-from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.copy_forms import CopyForm, copy_costs
 from molink.routing.routes.partners import partner_candidates
 from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.shards.spec import ModelSpec
@@ -91,6 +93,42 @@ class RouteSelector:
         self._standing[key] = standing
         return standing.route
 
+    async def better(
+        self,
+        views: Sequence[PeerView],
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        avoid: frozenset[str],
+    ) -> Route:
+        """The route that a session is on, or one that is really better for it (`replan`'s hysteresis).
+
+        What the session itself takes of its peers counts for none of them. On a thread of its own, as `choose`.
+
+        Raises:
+            molink.routing.NoCircuit: that route holds no more, and there is none without the peers to avoid.
+        """
+        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        listed = [view for view in views if names is None or view.peer_id in names]
+        peer_ids = [view.peer_id for view in listed]
+        now_s = asyncio.get_running_loop().time()
+        snapshot = Snapshot(
+            self._in_flight_load.add_to_views(listed, now_s, _stay(descriptor)[0]),
+            self._spec,
+            self._connection.measured_rtt_ms(),
+            self._peer_history.observations_of(peer_ids, self._rtt_ms),
+        )
+        return await asyncio.to_thread(
+            partial(
+                replan,
+                route,
+                snapshot,
+                descriptor.capacity_tokens,
+                prompt_tokens=min(descriptor.prompt_tokens, descriptor.capacity_tokens),
+                leased=frozenset(route.peer_ids),
+                criteria=replace(criteria(avoid, first=False), activation_codec=descriptor.activation_codec),
+            )
+        )
+
     async def partners(
         self,
         views: Sequence[PeerView],
@@ -159,6 +197,33 @@ class StandbyChoice:
             at: (peers[choice.peer_id], choice.cost.form)
             for at, choice in zip(hops, choices, strict=True)
             if choice.peer_id is not None and choice.cost is not None
+        }
+
+    async def better(
+        self, route: Route, descriptor: pb.SessionDescriptor
+    ) -> Mapping[str, tuple[PeerView, CopyForm]]:
+        """Returns by whom peers of a session's route should be replaced, each at its own span, because a circuit with
+        them all is really better, and in which form each gets its copy, that of the fewest bytes; nobody, where that
+        circuit has other spans, or has layers to load."""
+        views = self._connection.snapshot(self._spec.model_hash)
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        try:
+            found = await self._selector.better(views, route, descriptor, avoided)
+        except NoCircuit:
+            return {}
+        peers = {view.peer_id: view for view in views}
+        if [hop.span for hop in found.hops] != [hop.span for hop in route.hops]:
+            return {}
+        changed = [
+            (now.peer_id, other)
+            for now, other in zip(route.hops, found.hops, strict=True)
+            if now.peer_id != other.peer_id
+        ]
+        if any(hop.cold_spans or hop.peer_id in route.peer_ids for _, hop in changed):
+            return {}
+        return {
+            peer_id: (peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
+            for peer_id, hop in changed
         }
 
     async def link_to(self, view: PeerView) -> Link:

@@ -2,22 +2,25 @@
 
 A session lives on one circuit at a time. When a hop fails, the session goes on in a new epoch on another circuit, which
 steps of the history what not all of its hops hold; tokens are numbered by their position, so none repeats and none is
-skipped.
+skipped. A hop that leaves says so before, and the session goes over to a circuit that was prepared meanwhile: with one
+token the running epoch ends, and the next one begins behind it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import replace
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
-from molink.client.circuit.reserving import Report, release
+from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
+from molink.client.circuit.reserving import HopRefused, Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
 from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
+from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
+from molink.client.epochs.session_log import HopLost, HopRecovery, SessionLog
 from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
@@ -27,76 +30,6 @@ from molink.shards.spec import Span
 RENEW_EVERY_S = 8.0
 SPARE_EVENTS = 8
 """Room for losses in the queue, beside tokens: each circuit has at most one."""
-
-
-@dataclass(frozen=True, slots=True)
-class HopLost:
-    """A hop of the present circuit has failed."""
-
-    epoch: int
-    peer_id: str
-    """Empty where it is not known which: the circuit yields nothing, and all of its hops answer."""
-    code: str
-    detail: str
-    accuser: str = ""
-    """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
-
-
-@dataclass(slots=True)
-class SessionLog:
-    """Session log: what became of a session, for reports."""
-
-    route: Route | None = None
-    names: dict[str, str] = field(default_factory=dict)
-    epochs: int = 0
-    losses: list[HopLost] = field(default_factory=list)
-    standbys: Mapping[str, str] = field(default_factory=dict)
-    """Who kept copies at the end, by the hops' peers."""
-    recoveries: list["HopRecovery"] = field(default_factory=list)
-    recovering: "HopRecovery | None" = None
-    """Of the latest loss, while no token has come since."""
-    prefill_s: float = 0.0
-    """From the start on the latest circuit to its first token."""
-    arrived_s: list[float] = field(default_factory=list)
-    """When each new token came in, by the loop's clock, however late it is taken."""
-
-    def record_token(self, at_s: float, started_s: float | None) -> None:
-        """Records a token, the first of a circuit that was started then, or a later one."""
-        self.arrived_s.append(at_s)
-        if started_s is not None:
-            self.prefill_s = at_s - started_s
-        if self.recovering is not None:
-            self.recoveries.append(replace(self.recovering, seconds=at_s - self.recovering.lost_s))
-            self.recovering = None
-
-    def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
-        """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
-        if self.recovering is not None:
-            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
-            self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
-
-
-@dataclass(frozen=True, slots=True)
-class HopRecovery:
-    """Recovery from the loss of a hop."""
-
-    peer_id: str
-    span: Span | None
-    lost_s: float
-    """When the client knew, by the loop's clock."""
-    recomputed_tokens: int = 0
-    by_standby: bool = False
-    """Whether the hop's standby went on with its copy; else another circuit did."""
-    seconds: float = 0.0
-    """From then to the next token."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A token of the present circuit, and when it came in."""
-
-    token: pb.Token
-    at_s: float
 
 
 class ClientSession:
@@ -115,14 +48,13 @@ class ClientSession:
         self._report = report
         self._history = list(asked.prompt)
         self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
-        self._events: asyncio.Queue[_Arrival | HopLost] = asyncio.Queue(
+        self._events: asyncio.Queue[TokenArrival | HopLost] = asyncio.Queue(
             self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
         """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
-        self._circuit: ActiveCircuit | None = None
-        self._intake: TokenStream | None = None
-        """None from the loss of a circuit on: nothing that comes behind that counts."""
+        self._run: RunningCircuit | None = None
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
+        self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
         self._kept = KeptLeases()
 
@@ -148,12 +80,9 @@ class ClientSession:
             while True:
                 event = await self._next_event()
                 if isinstance(event, HopLost):
-                    if event.epoch == self._template.epoch:
-                        await self._recover(event)
+                    await self._recover(event)
                     continue
                 token = event.token
-                if token.epoch != self._template.epoch or token.position != len(self._history):
-                    continue  # from a circuit that this session has left
                 self._history.append(token.token_id)
                 self.log.record_token(event.at_s, self._circuits.first_token_since_s)
                 self._circuits.handle(core.Yielded(), clock())
@@ -166,6 +95,7 @@ class ClientSession:
                 self._circuits.handle(core.Taken(), clock())
         finally:
             renewing.cancel()
+            self._moves.stop()
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
             self._release()
@@ -176,22 +106,25 @@ class ClientSession:
 
         A head that sends what cannot be a token of this session is lost, like one that is gone.
         """
-        circuit, intake = self._circuit, self._intake
-        if circuit is None or intake is None or sender != circuit.head.peer_id:
-            return
-        if token.epoch != self._template.epoch:
+        run = self._run
+        if run is None or run.intake is None or not run.sends(sender, token.epoch):
             return
         try:
-            if intake.takes(token):
-                self._events.put_nowait(_Arrival(token, asyncio.get_running_loop().time()))
+            taken = run.in_order(TokenArrival(token, asyncio.get_running_loop().time()), run.intake)
         except HeadAtFault as fault:
-            self._lose(HopLost(self._template.epoch, sender, "protocol", str(fault)))
+            self._lose(HopLost(token.epoch, sender, "protocol", str(fault)))
+            return
+        for one in taken:
+            self._events.put_nowait(one)
+        if taken and run.before is not None and taken[-1].token.epoch == self._template.epoch:
+            self._leave_circuit(run, run.before)
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         """A hop may blame any hop of its circuit, and nobody else."""
-        if self.standbys.lose(sender) or self._circuit is None or not self._circuit.has(sender):
+        run = self._run
+        if self.standbys.lose(sender) or run is None or not run.has(sender):
             return
-        at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
+        at_fault = failed.peer_id if run.has(failed.peer_id) else sender
         accuser = "" if at_fault == sender else sender
         code = as_said(failed.code) or "lost"
         self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
@@ -199,26 +132,32 @@ class ClientSession:
     def on_link_closed(self, peer_id: str, reason: str) -> None:
         if self.standbys.lose(peer_id):
             return
-        if self._circuit is not None and self._circuit.has(peer_id):
+        if self._run is not None and self._run.has(peer_id):
             self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
+
+    def on_leaving(self, sender: str, leaving: pb.Leaving) -> None:
+        """A hop says of itself alone that it leaves; of its session nothing is lost by that."""
+        self._report(f"peer {sender[-8:]} is about to leave ({as_said(leaving.reason)})")
+        self._moves.note_leaving(sender, leaving.within_ms / 1000)
+        self._moves.begin(self._run, self._move)
 
     def _lose(self, loss: HopLost) -> None:
         """The first loss of a circuit ends it; what is said of it later is of no use any more."""
-        if loss.epoch == self._template.epoch and self._intake is not None:
-            self._intake = None
+        run = self._run
+        if run is not None and run.intake is not None and run.is_at(loss.epoch):
+            run.intake = None
             self._events.put_nowait(loss)
 
     async def _begin(self, asked: core.Effect, seized: PlannedRoute | None = None) -> None:
         """A circuit for a new epoch, started on the history so far."""
-        self._circuit = self._intake = None
+        self._run = None
         circuit = await self._circuit_builder.build(
             self._circuits, asked, self._template, len(self._history), self._kept, self._report
         )
-        self._circuit = circuit
         self.log.record_recovery(len(self._history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
-        self._intake = TokenStream(rules, len(self._history), len(circuit.links))
+        self._run = RunningCircuit(circuit, TokenStream(rules, len(self._history), len(circuit.links)))
         self.log.route = circuit.route
         self.log.epochs = self._circuits.runs
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
@@ -236,8 +175,9 @@ class ClientSession:
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
             return
         self.standbys.begin(circuit)
+        self._moves.begin(self._run, self._move)
 
-    async def _next_event(self) -> _Arrival | HopLost:
+    async def _next_event(self) -> TokenArrival | HopLost:
         """The next token or loss. Hops are asked for a sign of life where it is overdue; a circuit that yields nothing
         for longer than it could take is lost."""
         clock = asyncio.get_running_loop().time
@@ -248,16 +188,25 @@ class ClientSession:
                 async with asyncio.timeout_at(since_s + min(patience_s, ask_s)):
                     return await self._events.get()
             except TimeoutError:
-                circuit = self._circuit
+                run = self._run
             asked += 1
-            if circuit is None:
+            if run is None:
+                continue
+            circuit = run.circuit
+            if run.before is not None:
+                self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            fault = patience.hop_at_fault(signs, self._token_s(circuit.route), is_over=is_over)
+            token_s = self._circuits.token_s(
+                self._predicted_first_s(circuit.route), circuit.route.tpot_ms / 1000
+            )
+            fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             if not self._events.empty():
                 continue
-            if fault is not None and (is_over or await self._has_other(fault.peer_id)):
+            # the only circuit that there is gets the time that it may take
+            can_go = self._circuit_builder.can_do_without
+            if fault is not None and (is_over or await can_go(fault.peer_id, self._template)):
                 did = "it did not answer" if fault.after_s is None else "its engine stood still"
                 self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", did))
             elif is_over:
@@ -268,26 +217,12 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
-        is_first = self._circuits.first_token_since_s is not None
-        ask_s = patience.ask_after_s(
-            route.tpot_ms / 1000, self._circuits.measured_s, asked, is_first=is_first
-        )
-        first_s = self._predicted_first_s(route)
-        return self._circuits.patience_s(first_s, route.tpot_ms / 1000), ask_s
-
-    def _token_s(self, route: Route) -> float:
-        """Returns what the next token should take."""
-        if self._circuits.first_token_since_s is not None:
-            return self._predicted_first_s(route)
-        return max(route.tpot_ms / 1000, self._circuits.measured_s)
+        first_s, next_s = self._predicted_first_s(route), route.tpot_ms / 1000
+        return self._circuits.patience_s(first_s, next_s), self._circuits.ask_after_s(next_s, asked)
 
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
         return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
-
-    async def _has_other(self, peer_id: str) -> bool:
-        """Whether there is a circuit without that peer: the only one that there is gets the time that it may take."""
-        return await self._circuit_builder.can_do_without(peer_id, self._template)
 
     async def _recover(self, loss: HopLost) -> None:
         """Goes on elsewhere, without the peer that failed.
@@ -296,27 +231,36 @@ class ClientSession:
             PeerLost: not within RECOVERY_S of the lost peer's last sign of life, or circuit after circuit yields
                 nothing.
         """
-        circuit, clock = self._circuit, asyncio.get_running_loop().time
-        if circuit is None:
+        run, clock = self._run, asyncio.get_running_loop().time
+        if run is None:
             return
-        left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)
-        self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
+        self._moves.stop()
+        circuit = run.circuit
+        is_planned = loss.code == "move" or self._moves.is_leaving(loss.peer_id)
+        left = loss.peer_id
+        if not is_planned:
+            left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)
+            self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
         self._report(f"peer {left[-8:]} is left out ({loss.detail}); looking for another circuit")
         span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         waited_s = clock() - self._circuits.step_since_s
         first_s = self._predicted_first_s(circuit.route)
-        standby = self.standbys.substitute(left) if loss.peer_id else ""
+        stays = run.before is not None and (loss.code == "move" or not circuit.has(left))
+        standby = self.standbys.substitute(left) if loss.peer_id and not stays else ""
         self.standbys.pause()
-        if loss.code == "lost" and not standby and self._circuits.first_token_since_s is None:
+        if loss.code == "lost" and not standby and not stays and self._circuits.first_token_since_s is None:
             self._kept.try_again(PlannedRoute(circuit.route, circuit.peers), first_s)
-        lost = core.Lost(unheard_s, first_s, not loss.peer_id, left, standby)
+        stood_still = not loss.peer_id and not is_planned
+        lost = core.Lost(unheard_s, first_s, stood_still, left, standby, stays)
         *_, asked = self._circuits.handle(lost, clock())
         self.log.recovering = HopRecovery(left, span, clock())
-        self._circuit = None
-        self._kept.keep(circuit.descriptor)
-        self._circuit_builder.end_session(circuit.descriptor)
-        seized = self._seize(asked) if isinstance(asked, core.Seize) else None
+        self._run = None
+        for one in (run.before, circuit):
+            if one is not None:
+                self._kept.keep(one.descriptor)
+                self._circuit_builder.end_session(one.descriptor)
+        seized = self._seize(asked, circuit) if isinstance(asked, core.Seize) else None
         if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
@@ -326,41 +270,93 @@ class ClientSession:
         except (NoCircuit, SwarmUnavailable) as error:
             raise _lost(loss, left, span, error) from error
 
-    def _seize(self, asked: core.Seize) -> PlannedRoute:
+    def _seize(self, asked: core.Seize, circuit: ActiveCircuit) -> PlannedRoute:
         """The circuit with the standby in the lost hop's place. What hops compute from there on is upon what another
         peer has sent: none of it gets a name under which later prompts would find it."""
-        self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
-        seized = self.standbys.take_over(asked.peer_id)
+        if asked.standby:
+            self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
+        same = PlannedRoute(circuit.route, circuit.peers)
+        seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
         self._kept.seize(seized)
         self._template.prefix_blocks = b""
         return seized
+
+    async def _move(self, run: RunningCircuit) -> None:
+        """Has the next circuit prepared while this one goes on, and goes over to it."""
+        clock = asyncio.get_running_loop().time
+        while run.intake is not None and self._moves.wants(run.circuit):
+            wanted = await self._moves.next_circuit(run.circuit)
+            if wanted is None:
+                return
+            asked = core.MoveWanted(wanted.planned.route.peer_ids)
+            self._circuits.handle(asked, clock())
+            try:
+                epoch, tokens = self._circuits.last_epoch, len(self._history)
+                circuit = await self._moves.prepare(wanted, self._template, epoch, tokens)
+            except HopRefused as refused:
+                self._report(f"a move is not made: {refused}")
+                self._circuits.handle(core.NotPrepared(), clock())
+                self._moves.record_failed(refused)
+            else:
+                self._go_over(run, circuit)
+                return
+
+    def _go_over(self, run: RunningCircuit, circuit: ActiveCircuit) -> None:
+        """From the next token on the session is on that circuit."""
+        before = run.circuit
+        move = pb.Move(
+            session=self._template.session,
+            epoch=before.descriptor.epoch,
+            next_epoch=circuit.descriptor.epoch,
+            peer_id=circuit.head.peer_id,
+        )
+        self._circuits.handle(core.Prepared(), asyncio.get_running_loop().time())
+        self._template.epoch = circuit.descriptor.epoch
+        self._template.prefix_blocks = b""
+        self.standbys.pause()
+        run.circuit, run.before = circuit, before
+        if not before.head.post(move):
+            self._lose(HopLost(self._template.epoch, before.head.peer_id, "lost", "the head takes no more"))
+
+    def _leave_circuit(self, run: RunningCircuit, before: ActiveCircuit) -> None:
+        """The first token has come over the circuit that the session has gone over to."""
+        run.before, circuit = None, run.circuit
+        self._moves.record_moved()
+        names = {peer_id: view.facts.name for peer_id, view in circuit.peers.items()}
+        self.log.record_move(circuit.route, names)
+        self._kept.keep(before.descriptor)
+        self._circuit_builder.end_session(before.descriptor)
+        self._release_kept(circuit.route.peer_ids)
+        self.standbys.begin(circuit)
+        self._moves.begin(self._run, self._move)
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            self._renew()
-
-    def _renew(self) -> None:
-        self.standbys.renew()
-        circuit = self._circuit
-        if circuit is None:
-            return
-        asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
-        for link in circuit.links:
-            link.post(pb.Request(id=0, await_ready=asked))
+            self.standbys.renew()
+            asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
+            run = self._run
+            for link in () if run is None else run.circuit.links:
+                link.post(pb.Request(id=0, await_ready=asked))
+            if run is not None and run.before is None:
+                left_tokens = self._template.capacity_tokens - len(self._history)
+                await self._moves.look_for_better(run.circuit, left_tokens)
+                self._moves.begin(self._run, self._move)
 
     def _release(self) -> None:
         """Gives all leases back."""
-        circuit, self._circuit = self._circuit, None
-        if circuit is not None:
-            self._kept.keep(circuit.descriptor)
-            self._circuit_builder.end_session(circuit.descriptor)
+        run, self._run = self._run, None
+        for circuit in () if run is None else (run.before, run.circuit):
+            if circuit is not None:
+                self._kept.keep(circuit.descriptor)
+                self._circuit_builder.end_session(circuit.descriptor)
         self._release_kept(())
 
     def _release_kept(self, peer_ids: Collection[str]) -> None:
         """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
-        further = self._further_blocks()
+        key = self._circuit_builder.prefix_key
+        further = _further_blocks(self._history, self._template, self.log, key)
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
         valid_tokens = len(self._history) - 1
         for peer_id, descriptor in self._kept.take_all_but(peer_ids):
@@ -368,13 +364,17 @@ class ClientSession:
             if link is not None:
                 release(link, descriptor, further, valid_tokens)
 
-    def _further_blocks(self) -> bytes:
-        """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat
-        begins with them."""
-        if any(one.by_standby for one in self.log.recoveries) or self.log.recovering is not None:
-            return b""
-        named = len(self._template.prefix_blocks) // NAME_BYTES
-        return b"".join(block_names(self._history, self._circuit_builder.prefix_key)[named:MAX_PREFIX_BLOCKS])
+
+def _further_blocks(
+    history: Sequence[int], template: pb.SessionDescriptor, log: SessionLog, key: bytes
+) -> bytes:
+    """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat begins
+    with them."""
+    is_copied = log.moves or any(one.by_standby for one in log.recoveries)
+    if is_copied or log.recovering is not None:
+        return b""
+    named = len(template.prefix_blocks) // NAME_BYTES
+    return b"".join(block_names(history, key)[named:MAX_PREFIX_BLOCKS])
 
 
 def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:

@@ -6,13 +6,14 @@ standby in its place, if it has one.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from molink.client.circuit.circuit_builder import ActiveCircuit
-from molink.client.circuit.kept_leases import PlannedRoute
 from molink.client.circuit.reserving import REQUEST_TIMEOUT_S, release
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -21,6 +22,8 @@ from molink.routing.routes.copy_forms import CopyForm
 
 SEEK_AFTER_S = 0.25
 """A generation that is over by then has no copies made of it: it would be over before they are of use."""
+SILENT_HOP_S = 1.0
+"""After a hop did not answer its own client, its standby is sought again so much later."""
 MOST_ROUNDS = 8
 """Of choices for one circuit: where copies are refused again and again, the swarm has no room for them."""
 _log = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class Standbys:
     """Owner of one session's standbys. Frames of theirs come to the session, which tells."""
 
     def __init__(self, source: StandbySource, *, wanted: bool) -> None:
-        """Without `wanted` there never are any."""
+        """Without `wanted` there are none but for hops that are to be left (`seek_for`)."""
         self._source = source
         self._wanted = wanted
         self._circuit: ActiveCircuit | None = None
@@ -59,7 +62,12 @@ class Standbys:
         """By hop."""
         self._refused: set[str] = set()
         """Peers that are not asked again for this circuit."""
+        self._wished: dict[str, tuple[PeerView, CopyForm] | None] = {}
+        """By the peer of a hop that is to be left, who is to take its place, and in which form the copy goes there;
+        None: whoever is chosen."""
         self._lacking = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Somebody keeps a copy now, or does no longer."""
         self._seeking: asyncio.Task[None] | None = None
 
     @property
@@ -76,8 +84,6 @@ class Standbys:
         """The circuit stands: its hops are given standbys from now on. Who keeps a copy of a hop that is on it as
         before is asked to go on."""
         self.pause()
-        if not self._wanted:
-            return
         self._let_go_of_others(circuit)
         self._circuit = circuit
         self._descriptor = pb.SessionDescriptor()
@@ -96,20 +102,42 @@ class Standbys:
         found = self._standing.get(self._hop_of(peer_id))
         return "" if found is None or found.link.closed_because is not None else found.view.peer_id
 
-    def take_over(self, peer_id: str) -> PlannedRoute:
-        """The circuit with the standby in that peer's place; it is a standby no more.
+    def seek_for(self, leaving: Mapping[str, tuple[PeerView, CopyForm] | None]) -> None:
+        """The hops of these peers are to be left: each gets a standby, the one that is named or whoever is chosen."""
+        self._wished = dict(leaving)
+        for at, one in tuple(self._standing.items()):
+            wished = leaving.get(self._peer_of(at))
+            if one.view.peer_id in leaving or (wished and wished[0].peer_id != one.view.peer_id):
+                release(one.link, self._descriptor)
+                del self._standing[at]
+        self._lacking.set()
 
-        Raises:
-            KeyError: there is none.
-        """
+    async def wait_changed(self, wait_s: float) -> None:
+        """Until somebody else keeps a copy, or `wait_s` are over."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+
+    def hand_over(self, peer_ids: Collection[str]) -> None:
+        """These hops are told to send what their standbys lack before all that can wait."""
         circuit = self._circuit
-        if circuit is None:
-            raise KeyError(peer_id)
-        at = self._hop_of(peer_id)
-        view = self._standing.pop(at).view
-        hops = list(circuit.route.hops)
-        hops[at] = replace(hops[at], peer_id=view.peer_id, cold_spans=())
-        return PlannedRoute(replace(circuit.route, hops=tuple(hops)), {**circuit.peers, view.peer_id: view})
+        for at, hop in enumerate(() if circuit is None else circuit.route.hops):
+            if circuit is not None and hop.peer_id in peer_ids and at in self._standing:
+                told = pb.Reserve(descriptor=self._descriptor, hop=at, hand_over=True)
+                circuit.links[at].post(pb.Request(id=0, reserve=told))
+
+    def circuit_without(self, circuit: ActiveCircuit, peer_ids: Collection[str]) -> PlannedRoute | None:
+        """That circuit with standbys in the places of those of these peers that have one; None: none has."""
+        hops, peers = list(circuit.route.hops), dict(circuit.peers)
+        for at, hop in enumerate(hops):
+            if hop.peer_id in peer_ids and self.substitute(hop.peer_id):
+                view = self._standing[at].view
+                hops[at] = replace(hop, peer_id=view.peer_id, cold_spans=())
+                peers[view.peer_id] = view
+        if hops == list(circuit.route.hops):
+            return None
+        return PlannedRoute(replace(circuit.route, hops=tuple(hops)), peers)
 
     def lose(self, peer_id: str) -> bool:
         """That peer keeps its copy no longer, or is gone; whether it was a standby."""
@@ -119,6 +147,7 @@ class Standbys:
         del self._standing[at]
         self._refused.add(peer_id)
         self._lacking.set()
+        self._changed.set()
         return True
 
     def renew(self) -> None:
@@ -141,8 +170,10 @@ class Standbys:
         now = circuit.route.hops
         for at, one in tuple(self._standing.items()):
             is_same = at < len(now) and now[at].span == before[at].span
-            if not is_same or circuit.has(one.view.peer_id):
+            is_hop = circuit.has(one.view.peer_id)
+            if not is_same and not is_hop:
                 release(one.link, self._descriptor)
+            if not is_same or is_hop:
                 del self._standing[at]
 
     def _hop_of(self, peer_id: str) -> int:
@@ -156,20 +187,37 @@ class Standbys:
             await self._lacking.wait()
             self._lacking.clear()
             before = {
-                at: (one.view, one.form) for at, one in self._standing.items() if not self._is_asked(at)
+                at: (one.view, one.form)
+                for at, one in self._standing.items()
+                if not self._descriptor.hops[at].standby_facts
             }
-            hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing]
-            taken = frozenset((*self.peer_ids, *self._refused))
-            found = await self._source.partners(circuit.route, self._descriptor, hops, taken) if hops else {}
-            asked = {**before, **found}
-            await asyncio.gather(*(self._ask(circuit, at, *choice) for at, choice in asked.items()))
+            asked = {**before, **await self._chosen(circuit)}
+            answered = await asyncio.gather(
+                *(self._ask(circuit, at, *choice) for at, choice in asked.items())
+            )
+            if not all(answered):
+                await asyncio.sleep(SILENT_HOP_S)
+                self._lacking.set()
 
-    def _is_asked(self, at: int) -> bool:
-        """Whether the hop's standby has been asked in this epoch."""
-        return bool(self._descriptor.hops[at].standby_facts)
+    async def _chosen(self, circuit: ActiveCircuit) -> dict[int, tuple[PeerView, CopyForm]]:
+        """Who is to keep copies of the hops that have no standby, and in which form."""
+        hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing]
+        wished = {at: one for at in hops if (one := self._wished.get(self._peer_of(at))) is not None}
+        wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._refused}
+        left = [at for at in hops if at not in wished and (self._wanted or self._peer_of(at) in self._wished)]
+        if not left:
+            return wished
+        named = (view.peer_id for view, _ in wished.values())
+        taken = frozenset((*self.peer_ids, *self._refused, *self._wished, *named))
+        found = await self._source.partners(circuit.route, self._descriptor, left, taken)
+        return {**wished, **found}
 
-    async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView, form: CopyForm) -> None:
-        """The hop hears who its standby is, and then that one is asked for a copy."""
+    def _peer_of(self, at: int) -> str:
+        return "" if self._circuit is None else self._circuit.route.hops[at].peer_id
+
+    async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView, form: CopyForm) -> bool:
+        """The hop hears who its standby is, and then that one is asked for a copy. Returns whether the hop, whose fault
+        that would not be the standby's, has answered."""
         hop = self._descriptor.hops[at]
         hop.standby_facts, hop.standby_form = view.facts_record, pb.CopyForm.ValueType(form)
         try:
@@ -181,11 +229,15 @@ class Standbys:
         except LinkError as error:
             _log.debug("no copy on %s: %s", view.peer_id, error)
             hop.standby_facts = b""
+            if error.peer_id == hop.peer_id:
+                return False
             self._standing.pop(at, None)
             self._refused.add(view.peer_id)
             self._lacking.set()
         else:
             self._standing[at] = Standby(view, link, form)
+        self._changed.set()
+        return True
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

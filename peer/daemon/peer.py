@@ -186,6 +186,7 @@ class Peer:
 
     async def _drain(self, parts: PeerParts) -> None:
         parts.leases.gate.drain()
+        parts.serving.say_leaving(DRAIN_S, "it leaves the swarm")
         await parts.announcer.announce()
         deadline_s = asyncio.get_running_loop().time() + DRAIN_S
         while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:

@@ -39,7 +39,7 @@ class CopyWriter:
         self._alarm: asyncio.TimerHandle | None = None
         self.computed_tokens = 0
         """Of copies, from what their hops have sent."""
-        idle.add_source(self._next_work)
+        idle.add_source(self._next_work, lambda: any(one.is_awaited for one in copies.values()))
 
     def wake(self) -> None:
         """Something may be there to be written."""

@@ -18,21 +18,30 @@ NextWork = Callable[[], IdleWork | None]
 """The next piece; None: there is none now."""
 
 
+LOOK_AGAIN_S = 0.005
+"""While the engine is busy, work that somebody waits for is looked for so often."""
+
+
 class IdleEngine:
     """Gives work to the engine's thread while that has none. A step that comes meanwhile waits for one piece at most.
 
-    On the event loop.
+    Work that somebody waits for goes between two steps of an engine that is never idle, one piece at a time. On the
+    event loop.
     """
 
     def __init__(self, engine_thread: EngineThread) -> None:
         self._engine_thread = engine_thread
-        self._sources: list[NextWork] = []
+        self._sources: dict[NextWork, Callable[[], bool]] = {}
+        """With whether somebody waits for what they have; who was served last at the end."""
+        self._works = False
+        """Whether a piece of work is on the thread."""
         self._looks = False
         """Whether a look is on its way."""
+        self._alarm: asyncio.TimerHandle | None = None
 
-    def add_source(self, source: NextWork) -> None:
-        """Asks `source` for work from now on; sources take turns."""
-        self._sources.append(source)
+    def add_source(self, source: NextWork, is_awaited: Callable[[], bool]) -> None:
+        """Asks `source` for work from now on; sources take turns. `is_awaited`: whether somebody waits for it."""
+        self._sources[source] = is_awaited
         self._engine_thread.tell_idle(self.wake)
 
     def wake(self) -> None:
@@ -43,12 +52,28 @@ class IdleEngine:
 
     def _look(self) -> None:
         self._looks = False
-        if not self._engine_thread.is_idle:
+        if self._works:
             return
-        for source in tuple(self._sources):
+        is_idle = self._engine_thread.is_idle
+        asked = [source for source, is_awaited in self._sources.items() if is_idle or is_awaited()]
+        for source in asked:
             work = source()
             if work is not None:
-                self._sources.remove(source)
-                self._sources.append(source)
-                self._engine_thread.begin(work.function, work.done)
+                self._sources[source] = self._sources.pop(source)
+                self._begin(work)
                 return
+        if asked and not is_idle and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._alarm = None
+        self.wake()
+
+    def _begin(self, work: IdleWork) -> None:
+        def done(result: object) -> None:
+            self._works = False
+            work.done(result)
+            self.wake()
+
+        self._works = True
+        self._engine_thread.begin(work.function, done)

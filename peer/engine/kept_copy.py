@@ -60,6 +60,8 @@ class KeptCopy:
     cache: SequenceCache | None = None
     """Its blocks have no names and never get any: what a hop sends may be a lie, which must not outlive the session."""
     waiting: deque[WaitingPart] = field(default_factory=deque)
+    is_awaited: bool = False
+    """Whether its session is about to go on here."""
     is_written: bool = False
     """Whether the first part that waits is being written."""
 
@@ -103,7 +105,7 @@ class KeptCopy:
         come, or have waited."""
         first = self.waiting[0]
         gathered = self.intake.awaited_tokens - self.intake.kept_tokens
-        if first.form is CopyForm.KEYS_AND_VALUES or gathered >= GATHERED_TOKENS:
+        if self.is_awaited or first.form is CopyForm.KEYS_AND_VALUES or gathered >= GATHERED_TOKENS:
             return 0.0
         return first.came_s + GATHER_S
 

@@ -133,6 +133,10 @@ class SessionTable:
         found = self._sessions.get(session)
         return found if found is not None and found.key.epoch == epoch else None
 
+    def find(self, session: bytes) -> ServedSession | None:
+        """The session, in whatever epoch it is."""
+        return self._sessions.get(session)
+
     def remove(self, key: LeaseKey) -> ServedSession | None:
         found = self.get(key.session, key.epoch)
         if found is not None:

@@ -69,6 +69,7 @@ class Stepper:
         self._sender = FrameSender(engine.spec, links, metrics)
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
+        self._moves: Callable[[ServedSession, int, int], None] = _nothing
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
         self._actions: Mapping[type, Callable[[Any], None]] = {
@@ -81,6 +82,7 @@ class Stepper:
             events.SendTokens: self._send_tokens,
             events.SendWindowUpdate: self._send_window_update,
             events.DeliverTokens: self._deliver,
+            events.EpochOver: self._epoch_over,
             events.FailSession: self._report,
             events.WakeAt: self._wake_at,
             events.ExpectDecode: lambda effect: self._soon(self._expect_decode, effect),
@@ -128,6 +130,26 @@ class Stepper:
         """The session's lease has ended: what waits of it is dropped."""
         self._links.cancel(session.key.session)
         self._handle(events.SessionEnded(session))
+
+    # -- planned moves
+
+    def tell_moves(self, moves: Callable[[ServedSession, int, int], None]) -> None:
+        """`moves` hears of sessions whose epoch is over here, as they were asked to: with the position and the id of
+        the token that the next epoch goes on with."""
+        self._moves = moves
+
+    def move_session(self, session: ServedSession) -> None:
+        """With its next token this epoch of the head's session is over."""
+        self._handle(events.MoveAsked(session))
+
+    def continue_session(self, session: ServedSession, position: int, token_id: int) -> None:
+        """The head's session goes on from the epoch before with that token."""
+        payload = StepPayload(token_ids=(token_id,))
+        self._handle(events.SessionContinued(session, position, payload))
+
+    def _epoch_over(self, effect: events.EpochOver[ServedSession, StepPayload]) -> None:
+        for token_id in effect.payload.token_ids or ():
+            self._moves(effect.session, effect.position, token_id)
 
     # -- frames in
 
@@ -354,6 +376,10 @@ class Stepper:
             self._watch.computing(effect.computing)
         elif effect.first is not None:
             self._watch.awaiting(effect.first)
+
+
+def _nothing(_: ServedSession, __: int, ___: int) -> None:
+    return None
 
 
 def _failed_output(inputs: Sequence[StepInput], error: Exception) -> StepOutput:

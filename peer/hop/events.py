@@ -53,6 +53,23 @@ class PromptStarted(Generic[Session]):
     """The payload of the tokens to compute from the first of two places to the second."""
 
 
+@dataclass(frozen=True, slots=True)
+class MoveAsked(Generic[Session]):
+    """Event: at the head, the session goes on in its next epoch: with the token that comes next this one is over."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContinued(Generic[Session, Payload]):
+    """Event: at the head, the session goes on from the epoch before with that token, as its first step."""
+
+    session: Session
+    position: int
+    """Of the token in the sequence: the KV caches of all hops hold those before."""
+    payload: Payload
+
+
 @dataclass(slots=True)
 class RowsArrived(Generic[Session, Payload]):
     """Event: the previous hop's output for some sessions."""
@@ -171,6 +188,8 @@ HopEvent: TypeAlias = (
     | SessionReady[Session]
     | PromptExpected[Session]
     | PromptStarted[Session]
+    | MoveAsked[Session]
+    | SessionContinued[Session, Payload]
     | RowsArrived[Session, Payload]
     | TokensReturned[Session, Payload]
     | FaultFound[Session]
@@ -256,6 +275,15 @@ class DeliverTokens(Generic[Session, Payload]):
 
 
 @dataclass(frozen=True, slots=True)
+class EpochOver(Generic[Session, Payload]):
+    """Effect: answers `MoveAsked`: this token is the first step of the next epoch, and nothing of this one follows."""
+
+    session: Session
+    position: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class FailSession(Generic[Session]):
     """Effect: the session's client is told that its epoch is over here, and who is blamed. It has ended here."""
 
@@ -301,6 +329,7 @@ HopEffect: TypeAlias = (
     | SendTokens[Session, Payload]
     | SendWindowUpdate[Session]
     | DeliverTokens[Session, Payload]
+    | EpochOver[Session, Payload]
     | FailSession[Session]
     | WakeAt
     | ExpectDecode

@@ -16,6 +16,7 @@ from molink.peer.hop.events import (
     BatchComputed,
     DeliverTokens,
     DropSlice,
+    EpochOver,
     FailSession,
     FaultFound,
     ForwardRows,
@@ -24,6 +25,7 @@ from molink.peer.hop.events import (
     HopEffect,
     HopEvent,
     LinkHasRoom,
+    MoveAsked,
     PromptExpected,
     PromptStarted,
     RecordBatch,
@@ -31,6 +33,7 @@ from molink.peer.hop.events import (
     RowsArrived,
     SendTokens,
     SendWindowUpdate,
+    SessionContinued,
     SessionEnded,
     SessionOpened,
     SessionReady,
@@ -117,8 +120,6 @@ class HopCore(Generic[Session, Payload]):
                 effects.append(WakeAt(wake_s))
         return effects
 
-    # -- events
-
     def _on_rare(self, event: HopEvent[Session, Payload], now_s: float) -> None:
         """What does not come with each token."""
         if isinstance(event, SessionOpened):
@@ -127,6 +128,8 @@ class HopCore(Generic[Session, Payload]):
             self._end(event.session)
         elif isinstance(event, SessionReady | PromptExpected | PromptStarted):
             self._on_begin(event, now_s)
+        elif isinstance(event, MoveAsked | SessionContinued):
+            self._on_move(event, now_s)
         elif isinstance(event, FaultFound):
             if event.session.previous_peer_id == event.peer_id:
                 self._fail(event.session, event.peer_id, "protocol", event.detail)
@@ -179,6 +182,17 @@ class HopCore(Generic[Session, Payload]):
         if self._head.add_prompt(session, event.tokens):
             self._add_chunk(session, now_s)
         self._pump(now_s)
+
+    def _on_move(self, event: MoveAsked[Session] | SessionContinued[Session, Payload], now_s: float) -> None:
+        """The first step of the next epoch is a decode step, as the next one would have been in the epoch before."""
+        session, progress = event.session, event.session.progress
+        if isinstance(event, MoveAsked):
+            progress.moves = True
+        elif not session.ended and not progress.next_step:
+            progress.end, progress.history_tokens = event.position, event.position + 1
+            self._go_on(session, 0, event.payload, now_s)
+            self._begin_steps(now_s)
+            self._pump(now_s)
 
     def _on_rows(self, event: RowsArrived[Session, Payload], now_s: float) -> None:
         for one in event.rows:
@@ -276,7 +290,8 @@ class HopCore(Generic[Session, Payload]):
 
     def _advance(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
-        delivered = []
+        delivered: list[DrawnToken[Session, Payload]] = []
+        over: list[EpochOver[Session, Payload]] = []
         for token in drawn:
             session, step, position, is_last, payload, _ = token
             progress = session.progress
@@ -284,17 +299,24 @@ class HopCore(Generic[Session, Payload]):
                 continue
             progress.history_tokens += 1
             delivered.append(token)
-            if is_last:
+            if is_last or progress.moves:
                 self._head.end_decode(session)
                 session.decoding = None
-            elif session.is_tail:
-                self._add((session, step + 1, 1, True, False, progress.end, payload), now_s)
+                over += [] if is_last else [EpochOver(session, position, payload)]
             else:
-                self._head.add_return(session, step + 1, payload, now_s)
+                self._go_on(session, step + 1, payload, now_s)
         self._begin_steps(now_s)
         self._pump(now_s)
         if delivered:
             self._effects.append(DeliverTokens(delivered))
+        self._effects += over
+
+    def _go_on(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
+        """The next decode step of the head's session is there."""
+        if session.is_tail:
+            self._add((session, step, 1, True, False, session.progress.end, payload), now_s)
+        else:
+            self._head.add_return(session, step, payload, now_s)
 
     def _begin_steps(self, now_s: float) -> None:
         """Queues the next steps of the head's sessions, as the limit of micro-batches in flight lets them."""
@@ -327,26 +349,15 @@ class HopCore(Generic[Session, Payload]):
             left = max(progress.history_tokens, place.prompt_tokens) - position
             due.due_s = due_s(place.stages, max(tokens, left), now_s)
         pending = HopStep(
-            session,
-            step,
-            session.span,
-            tokens,
-            now_s,
-            prefill,
-            due.due_s,
-            position,
-            tokens,
-            sample=sample,
-            payload=payload,
-        )
+            session, step, session.span, tokens, now_s, prefill, due.due_s, position, tokens,
+            sample=sample, payload=payload,
+        )  # fmt: skip
         if not self._turns.add(pending):
             self._fail(session, settings.peer_id, "busy", "more steps wait here than this peer takes")
             return
         progress.next_step = step + 1
         progress.least_position = position
         progress.end = position + tokens
-
-    # -- what goes out
 
     def _forward(self, event: BatchComputed[Session, Payload]) -> None:
         """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own, and what
@@ -359,8 +370,6 @@ class HopCore(Generic[Session, Payload]):
             self._effects.append(ForwardRows(frames[0].peer_id, frames))
             return
         self._effects += [ForwardRows(peer_id, ours) for peer_id, ours in self._held.sorted_out(frames)]
-
-    # -- ends
 
     def _fail(self, session: Session, peer_id: str, code: str, detail: str) -> None:
         """Ends the session's epoch here, and says who is blamed."""

@@ -100,6 +100,8 @@ class HopProgress:
     """At the head: the length of the sequence so far; 0 before its start."""
     queued: int = 0
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
+    moves: bool = False
+    """At the head: whether the next token is the last of this epoch."""
 
     def may_begin_at(self, position: int) -> bool:
         """Whether the next step may: nowhere with a gap before it, and within an epoch never further back than in the

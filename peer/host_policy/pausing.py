@@ -87,6 +87,7 @@ class Pausing:
         unloaded = await self._stop_resuming()
         detail = f"this peer is paused ({reason}): choose another"
         self._leases.gate.close(Refused("busy", detail, RESUME_AFTER_S))
+        self._serving.say_leaving(GRACE_S, f"it is paused: {reason}")
         await self._announcer.announce()
         deadline_s = asyncio.get_running_loop().time() + GRACE_S
         while self._leases.leases and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110

@@ -31,6 +31,10 @@ class LeaseRules:
         """What is set aside neither for steps nor for weights that are held or on their way."""
         return self.memory.total_bytes - self.memory.workspace_bytes - holdings.committed_bytes
 
+    def is_full(self, table: LeaseTable) -> bool:
+        """Whether no further session could be taken, however small."""
+        return len(table) >= self.max_sessions
+
     def refuse_shape(self, span: Span, tokens: int) -> Refused | None:
         """Layers that are not served here, or more tokens than the model takes."""
         if not self.span_limit.covers(span) or not self.spec.whole.covers(span):

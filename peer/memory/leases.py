@@ -67,7 +67,7 @@ class LeaseBook:
     @property
     def free_kv_bytes(self) -> int:
         """KV cache that one more session could be granted now, on layers that are held or on their way."""
-        if not self._open:
+        if self.gate.is_closed or self._rules.is_full(self._table):
             return 0
         return most_kv_bytes(self.kv_limit_bytes, self.memory.swap_bytes, self._table.kv_bytes())
 
@@ -80,7 +80,7 @@ class LeaseBook:
     @property
     def free_weight_bytes(self) -> int:
         """Weights that one more session could be granted now; its KV cache comes out of the same memory."""
-        if not self._open:
+        if self.gate.is_closed or self._rules.is_full(self._table):
             return 0
         spare_bytes = spare_pool_bytes(self.kv_limit_bytes, self.memory.swap_bytes, self._table.kv_bytes())
         return min(self.memory.weight_limit_bytes - self._holdings.committed_bytes, spare_bytes)
@@ -132,6 +132,20 @@ class LeaseBook:
         self.copies.end(copy for copy in self.copies if copy.key.session == key.session)
         self.copies.settle()
         return Granted(lease, to_load, older, tuple(evicted))
+
+    def advance(
+        self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float, network: str = ""
+    ) -> Granted | Refused:
+        """As `request`, of a session that goes on here in its next epoch: a lease that has what it needs stays, whether
+        anything new is granted or not."""
+        older = self._table.of_session(key.session)
+        if older is None or (older.span, older.tokens) != (span, tokens):
+            return self.request(key, span, tokens, owner, now, network)
+        if (answer := older.answer(key, span, tokens, owner)) is not None:
+            return answer
+        lease = replace(older, key=key, expires_s=now + self._rules.ttl_s)
+        self._table.grant(lease, now)
+        return Granted(lease, (), older)
 
     def used(self, key: LeaseKey, now: float, *, stepped: bool = True) -> None:
         """The session has stepped, or waits for this peer and not for its client. No error if there is no such lease
@@ -236,11 +250,6 @@ class LeaseBook:
         for span in spans:
             self._holdings.drop(span)
         self.copies.settle()
-
-    @property
-    def _open(self) -> bool:
-        """Whether one more session could be taken at all."""
-        return not self.gate.is_closed and len(self._table) < self._rules.max_sessions
 
 
 def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:

@@ -42,6 +42,8 @@ class CopyPortion(Generic[Key]):
 
     partner: str
     ranges: tuple[CopyRange[Key], ...]
+    is_awaited: bool = False
+    """Whether sessions wait for it to go on at the partner."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,9 @@ class _Progress:
     """When the tokens that wait may go, however few they are."""
     sent: list[tuple[int, int]] = field(default_factory=list)
     """Of what is not kept: up to which token, and the bytes of each."""
+    is_awaited: bool = False
+    """Whether it goes before prefill: from when on nothing of it is on its way behind prefill, which it would
+    overtake."""
 
     @property
     def unkept_bytes(self) -> int:
@@ -102,6 +107,7 @@ class CopySending(Generic[Key]):
 
     _copies: dict[Key, _Progress] = field(default_factory=dict)
     _openings: dict[Key, int] = field(default_factory=dict)
+    _hastened: set[Key] = field(default_factory=set)
     _full: set[str] = field(default_factory=set)
     """Partners to which a link has no room."""
 
@@ -150,6 +156,15 @@ class CopySending(Generic[Key]):
         """There may be room on the link to that partner again."""
         self._full.discard(partner)
 
+    def hasten(self, key: Key) -> None:
+        """The session is about to go on at its partner: none of its tokens waits for others from now on."""
+        self._hastened.add(key)
+
+    @property
+    def is_hastened(self) -> bool:
+        """Whether somebody waits for one of the copies."""
+        return any(key in self._copies for key in self._hastened)
+
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""
         self._copies.pop(key, None)
@@ -158,6 +173,7 @@ class CopySending(Generic[Key]):
         """The session has ended here."""
         self._copies.pop(key, None)
         self._openings.pop(key, None)
+        self._hastened.discard(key)
 
     def end_partner(self, partner: str) -> tuple[Key, ...]:
         """The partner is gone; returns the sessions whose copies it kept."""
@@ -186,7 +202,7 @@ class CopySending(Generic[Key]):
                 continue
             ranges = self._ranges(partner, lacking)
             if ranges:
-                return CopyPortion(partner, ranges)
+                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited)
         return due_s
 
     def _partners(self) -> tuple[str, ...]:
@@ -196,18 +212,26 @@ class CopySending(Generic[Key]):
     def _lacking(
         self, partner: str, held: Mapping[Key, int], inputs_from: Mapping[Key, int]
     ) -> dict[Key, tuple[CopyForm, int]]:
-        """Sessions whose copies there lack something that can go, those that lack least first: its form, and up to
-        which token."""
+        """Sessions whose copies there lack something that can go, those that lack least first; if some are awaited,
+        these alone. Of each its form, and up to which token."""
         found = {}
         for key, copy in self._copies.items():
-            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens:
+            if copy.partner == partner and held.get(key, 0) > copy.sent_tokens and self._may_go(key, copy):
                 stretch = copy.stretch(held[key], inputs_from.get(key))
                 if stretch is not None:
                     found[key] = stretch
+        awaited = {key: stretch for key, stretch in found.items() if self._copies[key].is_awaited}
+        chosen = awaited or found
         return {
-            key: found[key]
-            for key in sorted(found, key=lambda key: held[key] - self._copies[key].sent_tokens)
+            key: chosen[key]
+            for key in sorted(chosen, key=lambda key: held[key] - self._copies[key].sent_tokens)
         }
+
+    def _may_go(self, key: Key, copy: _Progress) -> bool:
+        if key in self._hastened and not copy.is_awaited:
+            copy.is_awaited = copy.sent_tokens == copy.kept_tokens
+            return copy.is_awaited
+        return True
 
     def _gathering_s(
         self, lacking: Mapping[Key, tuple[CopyForm, int]], held: Mapping[Key, int], now_s: float
@@ -216,7 +240,7 @@ class CopySending(Generic[Key]):
         least_s = math.inf
         for key in lacking:
             copy = self._copies[key]
-            if held[key] - copy.sent_tokens >= GATHERED_TOKENS:
+            if held[key] - copy.sent_tokens >= GATHERED_TOKENS or key in self._hastened:
                 return now_s
             copy.least_s = copy.least_s or now_s + GATHER_S
             least_s = min(least_s, copy.least_s)

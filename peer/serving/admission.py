@@ -73,8 +73,9 @@ class Admission:
         self._on_change = compute.on_change
         self._forming: dict[LeaseKey, _PendingLease] = {}
 
-    def reserve(self, link: Link, plan: SessionPlan, hop: int) -> int:
-        """Grants a lease; returns the bytes that have to be loaded for it.
+    def reserve(self, link: Link, plan: SessionPlan, hop: int, *, advances: bool = False) -> int:
+        """Grants a lease; returns the bytes that have to be loaded for it. With `advances` the session goes on here in
+        an epoch that was prepared.
 
         Nothing is loaded before the client asks `await_ready`, which it does when every hop has granted: clients that
         race for the same memory would otherwise fill it with halves of circuits that fit nobody.
@@ -84,16 +85,15 @@ class Admission:
         """
         if not 0 <= hop < len(plan.hops) or plan.hops[hop].peer_id != self._peer_id:
             raise RequestRefused("request", f"hop {hop} of this circuit is not this peer's")
-        wait_s = self._stepper.prompt_wait_s if hop == 0 and len(plan.hops) > 1 else 0.0
+        wait_s = self._stepper.prompt_wait_s if hop == 0 and len(plan.hops) > 1 and not advances else 0.0
         if wait_s > MOST_WAIT_S and plan.key not in self._forming:
             detail = f"the prompts that wait here need its line for {wait_s:.0f} s"
             raise RequestRefused("busy", detail, retry_after_s=wait_s - MOST_WAIT_S)
         now = asyncio.get_running_loop().time()
         span = plan.span_of(hop)
         self._note_uses(now)
-        answer = self._leases.request(
-            plan.key, span, plan.capacity_tokens, link.peer_id, now, link.remote.network
-        )
+        ask = self._leases.advance if advances else self._leases.request
+        answer = ask(plan.key, span, plan.capacity_tokens, link.peer_id, now, link.remote.network)
         if isinstance(answer, Refused):
             raise RequestRefused(answer.code, answer.detail, answer.retry_after_s)
         for idle in answer.evicted:

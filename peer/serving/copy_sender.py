@@ -53,7 +53,7 @@ class CopySender:
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
         """Of copies, so far, in each form."""
-        idle.add_source(self._next_work)
+        idle.add_source(self._next_work, lambda: self._sending.is_hastened)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""
@@ -75,6 +75,11 @@ class CopySender:
         if standby is not None:
             task = asyncio.create_task(self._link(session, standby), name=f"link to {peer_id}")
             self._linking[session] = task
+
+    def hasten(self, session: ServedSession) -> None:
+        """The session is about to go on at its standby: what that lacks goes before prefill, at once."""
+        self._sending.hasten(session)
+        self._idle.wake()
 
     def end_session(self, session: ServedSession) -> None:
         """The session has ended here."""
@@ -227,7 +232,8 @@ class CopySender:
             self.link_closed(portion.partner)
             return
         content = b"".join(payload)
-        if link.post(header, content, TrafficClass.REPLICATION, tuple(sessions)):
+        traffic_class = TrafficClass.HANDOVER if portion.is_awaited else TrafficClass.REPLICATION
+        if link.post(header, content, traffic_class, tuple(sessions)):
             self.sent_bytes += len(content)
             for part in header.parts:
                 self.sent_tokens[CopyForm(part.form)] += part.tokens

@@ -8,6 +8,8 @@ from molink.peer.engine.sessions import ServedSession
 from molink.peer.redundancy.input_log import InputLog, InputLogs
 from molink.peer.serving.copy_keeper import CopyKeeper
 from molink.peer.serving.copy_sender import CopySender
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
 from molink.shards.spec import ModelSpec
 
@@ -35,6 +37,17 @@ class Copying:
     def serves(self, peer_id: str) -> bool:
         """Whether that peer is the client or the hop of a copy here."""
         return any(peer_id in (kept.owner.peer_id, kept.source) for kept in self.keeper.copies)
+
+    def on_frame(self, link: Link, header: pb.CopyParts | pb.CopiesKept, payload: memoryview) -> None:
+        """A hop sends parts of its copies, or a standby says how far it has come.
+
+        Raises:
+            ProtocolError: the payload is not what the header says.
+        """
+        if isinstance(header, pb.CopyParts):
+            self.keeper.on_parts(link, header, payload)
+        else:
+            self.sender.on_kept(link, header)
 
     async def close(self) -> None:
         """Ends what is under way."""

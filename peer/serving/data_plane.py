@@ -33,12 +33,14 @@ from molink.peer.serving.copy_sender import CopySender
 from molink.peer.serving.copying import Copying
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
+from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.serving.service import PeerService
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.link import LinkHandler
 from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.wire.transport.shared_uplink import SharedUplink
@@ -172,7 +174,10 @@ class DataPlane:
         self.admission = Admission(
             identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper, self.copying
         )
-        service.attach(self.stepper, self.admission, self.links, self.copying)
+        self._prepared = PreparedEpochs(
+            identity.peer_id, sessions, self.admission, self.stepper, neighbours, self.links, self.copying
+        )
+        service.attach(self.stepper, self.admission, self.links, self._prepared, self.copying)
         if self.copying is not None:
             metrics.watch_copies(self.copying.describe)
         self.measure_line: MeasureLine = self.links.line_quality
@@ -197,6 +202,7 @@ class DataPlane:
             await stack.enter_async_context(self.links)
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.admission.close)
+            stack.push_async_callback(self._prepared.close)
             if self.copying is not None:
                 stack.push_async_callback(self.copying.close)
             await stack.enter_async_context(self._acceptor)
@@ -216,6 +222,18 @@ class DataPlane:
         sender = CopySender(engine, idle, self.sessions, neighbours, self.links)
         keeper = CopyKeeper(peer_id, engine, compute.leases, thread, idle, logs, neighbours)
         return Copying(sender, keeper, logs, engine.spec)
+
+    def say_leaving(self, within_s: float, reason: str) -> None:
+        """Tells the clients of all sessions that these have to be elsewhere by then."""
+        for session in self.sessions:
+            session.owner.post(
+                pb.Leaving(
+                    session=session.key.session,
+                    epoch=session.key.epoch,
+                    within_ms=round(within_s * 1000),
+                    reason=reason,
+                )
+            )
 
     async def run(self) -> None:
         """Lets leases expire, until cancelled. Steps are driven by what arrives."""

@@ -11,6 +11,7 @@ from molink.peer.memory.leases import LeaseKey
 from molink.peer.serving.admission import Admission
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.copying import Copying
+from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.serving.request_limits import RequestLimits, RequestRefused
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
@@ -42,15 +43,22 @@ class PeerService:
         self._admission: Admission | None = None
         self._links: Links | None = None
         self._copying: Copying | None = None
+        self._prepared: PreparedEpochs | None = None
         self._limits = RequestLimits(self._knows, is_announced)
         self._turns: WeakKeyDictionary[Link, asyncio.Lock] = WeakKeyDictionary()
         """A release must not overtake the request whose lease it gives back."""
 
     def attach(
-        self, stepper: Stepper, admission: Admission, links: Links, copying: Copying | None = None
+        self,
+        stepper: Stepper,
+        admission: Admission,
+        links: Links,
+        prepared: PreparedEpochs,
+        copying: Copying | None = None,
     ) -> None:
         """From here on links can be served. Without `copying` no copies are kept, here or of what is here."""
         self._copying = copying
+        self._prepared = prepared
         self._stepper = stepper
         self._admission = admission
         self._links = links
@@ -76,23 +84,23 @@ class PeerService:
         return self._limits.pace(link)
 
     def on_frame(self, link: Link, frame: Frame) -> None:
-        stepper, header = self._stepper, frame.header
-        if stepper is None:
+        stepper, prepared, header = self._stepper, self._prepared, frame.header
+        if stepper is None or prepared is None:
             return
         if isinstance(header, pb.Activations):
             stepper.on_activations(link, frame, header)
+            prepared.on_activations(link, frame, header)
         elif isinstance(header, pb.Tokens):
             stepper.on_tokens(link, header)
         elif isinstance(header, pb.Stepped):
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
-        elif isinstance(header, pb.CopyParts):
+        elif isinstance(header, pb.Move):
+            prepared.on_move(link, header)
+        elif isinstance(header, pb.CopyParts | pb.CopiesKept):
             if self._copying is not None:
-                self._copying.keeper.on_parts(link, header, frame.payload)
-        elif isinstance(header, pb.CopiesKept):
-            if self._copying is not None:
-                self._copying.sender.on_kept(link, header)
+                self._copying.on_frame(link, header, frame.payload)
         else:
             raise ProtocolError(f"a {type(header).__name__} is out of place here")
 
@@ -155,7 +163,7 @@ class PeerService:
         )
 
     async def _reserve(self, admission: Admission, link: Link, asked: pb.Reserve) -> pb.Response:
-        is_about_copies = asked.copy or self._is_known(asked.descriptor)
+        is_about_copies = asked.copy or asked.prepare or self._is_known(asked.descriptor)
         if is_about_copies:
             await self._limits.spend_copy(link)
         async with self._turns.setdefault(link, asyncio.Lock()):
@@ -168,13 +176,24 @@ class PeerService:
                     raise RequestRefused("busy", "this peer keeps no copies for others")
                 await self._copying.keeper.keep(link, plan, asked.hop)
                 return pb.Response(reserved=pb.Reserved())
-            bytes_to_load = admission.reserve(link, plan, asked.hop)
+            bytes_to_load = 0 if asked.prepare else admission.reserve(link, plan, asked.hop)
+            session = self._sessions.get(*plan.key)
+            if asked.hand_over and session is not None and self._copying is not None:
+                self._copying.sender.hasten(session)
+        if asked.prepare:
+            return await self._prepare(link, plan, asked)
         wait_s = min(asked.ready_within_ms / 1000, MAX_WAIT_S)
         if wait_s and not bytes_to_load:
             readiness = await admission.await_ready(plan.key, link.peer_id, wait_s)
             if readiness.ready:
                 return pb.Response(readiness=readiness)
         return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load))
+
+    async def _prepare(self, link: Link, plan: SessionPlan, asked: pb.Reserve) -> pb.Response:
+        if self._prepared is None:
+            raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
+        wait_s = min(asked.ready_within_ms / 1000, MAX_WAIT_S)
+        return pb.Response(readiness=await self._prepared.prepare(link, plan, asked.hop, wait_s))
 
     def _is_known(self, descriptor: pb.SessionDescriptor) -> bool:
         """Whether that session has its lease: who asks for it again says who keeps copies."""
@@ -186,11 +205,15 @@ class PeerService:
             kept_tokens = self._copying.keeper.renew(key, link.peer_id)
             if kept_tokens is not None:
                 return pb.Response(readiness=pb.Readiness(ready=True, held_tokens=kept_tokens))
+        if self._prepared is not None and self._prepared.knows(key, link.peer_id):
+            return pb.Response(readiness=pb.Readiness(ready=False))
         wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
         return pb.Response(readiness=await admission.await_ready(key, link.peer_id, wait_s))
 
     def _release(self, admission: Admission, link: Link, asked: pb.Release) -> None:
         key = LeaseKey(bytes(asked.session), asked.epoch)
+        if self._prepared is not None and self._prepared.forget(key, link.peer_id):
+            return
         if self._copying is None or not self._copying.keeper.release(key, link.peer_id):
             admission.release(asked, link.peer_id)
 

@@ -56,6 +56,10 @@ class Loss:
     longest_s: float
     """Longest time between tokens since."""
     circuits: int
+    moves: int
+    """Circuits that were left without a pause."""
+    undisturbed_s: float
+    """Longest time between as many tokens of a generation that nothing befalls."""
 
     @property
     def pause_s(self) -> float:
@@ -119,8 +123,15 @@ class Pairs:
         await struck
         gaps_s = [after - before for before, after in pairwise(came_s)]
         await self._return(victim, self._connection)
+        undisturbed = ClientSession(builder, SessionRequest(prompt, params))
+        calm_s = [time.perf_counter() async for _ in undisturbed.tokens(TIMEOUT_S)]
+        calm_gaps_s = [after - before for before, after in pairwise(calm_s)]
         return Loss(
-            statistics.median(gaps_s[: STRUCK_AFTER - 1]), max(gaps_s[STRUCK_AFTER - 1 :]), session.log.epochs
+            statistics.median(gaps_s[: STRUCK_AFTER - 1]),
+            max(gaps_s[STRUCK_AFTER - 1 :]),
+            session.log.epochs,
+            session.log.moves,
+            max(calm_gaps_s[STRUCK_AFTER - 1 :]),
         )
 
     async def kill(self, victim: LocalPeer) -> None:
@@ -167,7 +178,10 @@ async def measure(table: Table, spec: ModelSpec, options: argparse.Namespace) ->
             pauses_s = [loss.pause_s for loss in losses]
             usual_s = statistics.median(loss.usual_s for loss in losses)
             circuits = statistics.fmean(loss.circuits for loss in losses)
-            more = {"usual_s": usual_s, "circuits": circuits, "pauses_s": pauses_s}
+            moves = statistics.fmean(loss.moves for loss in losses)
+            calm = statistics.median(loss.undisturbed_s / loss.usual_s for loss in losses)
+            more = {"usual_s": usual_s, "circuits": circuits, "moves": moves, "undisturbed": calm}
+            more["pauses_s"] = pauses_s
             if kind == "leave":
                 longest = statistics.median(loss.longest_s / loss.usual_s for loss in losses)
                 table.judge("leave: longest gap over the usual, median", longest, "", 2.0, **more)

@@ -38,6 +38,8 @@ _KINDS: dict[int, type[Message]] = {
     10: pb.Stepped,
     11: pb.CopyParts,
     12: pb.CopiesKept,
+    13: pb.Leaving,
+    14: pb.Move,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 

@@ -735,7 +735,7 @@ class Failed(_message.Message):
     start: _builtins.int
     stop: _builtins.int
     code: _builtins.str
-    """lost, engine, protocol, memory, leaving, stalled"""
+    """lost, engine, protocol, memory, paused, stalled, copy, move"""
     detail: _builtins.str
     def __init__(
         self,
@@ -757,6 +757,81 @@ class Failed(_message.Message):
 Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
 @_typing.final
+class Leaving(_message.Message):
+    """-- planned moves: within a session's next epoch, without a pause
+
+    a hop to its sessions' clients
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WITHIN_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    within_ms: _builtins.int
+    """for so long the hop still serves the session"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        within_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason", "session", b"session", "within_ms", b"within_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    """a client to the head, and from there to the next epoch's head"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_EPOCH_FIELD_NUMBER: _builtins.int
+    PEER_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    """the one that runs: it ends with its next token"""
+    next_epoch: _builtins.int
+    """which was prepared, and goes on behind that token"""
+    peer_id: _builtins.str
+    """the next epoch's head"""
+    token_id: _builtins.int
+    """from head to head: that token"""
+    position: _builtins.int
+    """then: its index in the sequence, prompt included; 0: a client says so"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        next_epoch: _builtins.int = ...,
+        peer_id: _builtins.str = ...,
+        token_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_epoch", b"next_epoch", "peer_id", b"peer_id", "position", b"position", "session", b"session", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
 class Reserve(_message.Message):
     """-- requests and their answers"""
 
@@ -766,6 +841,8 @@ class Reserve(_message.Message):
     HOP_FIELD_NUMBER: _builtins.int
     READY_WITHIN_MS_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
+    PREPARE_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
     hop: _builtins.int
     """which of the descriptor's hops is asked"""
     ready_within_ms: _builtins.int
@@ -774,6 +851,10 @@ class Reserve(_message.Message):
     """has nothing to load, is ready within so long
     of the hop's standby: to keep a copy, and no lease
     """
+    prepare: _builtins.bool
+    """the epoch begins here with its first rows, not now"""
+    hand_over: _builtins.bool
+    """of a hop that is to be left: what its standby lacks goes before prefill"""
     @_builtins.property
     def descriptor(self) -> Global___SessionDescriptor: ...
     def __init__(
@@ -783,10 +864,12 @@ class Reserve(_message.Message):
         hop: _builtins.int = ...,
         ready_within_ms: _builtins.int = ...,
         copy: _builtins.bool = ...,
+        prepare: _builtins.bool = ...,
+        hand_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "descriptor", b"descriptor", "hop", b"hop", "ready_within_ms", b"ready_within_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "descriptor", b"descriptor", "hand_over", b"hand_over", "hop", b"hop", "prepare", b"prepare", "ready_within_ms", b"ready_within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,8 +11,9 @@ from molink.client.circuit import circuit_builder as formation_module
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.circuit_core import Begin, CircuitCore
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.kept_leases import KeptLeases
-from molink.client.circuit.quarantine import AVOID_S, SHUN_S, Quarantine
+from molink.client.circuit.quarantine import SHUN_S, Quarantine
+from molink.client.epochs.circuit_events import AVOID_S
+from molink.client.epochs.kept_leases import KeptLeases
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import Span

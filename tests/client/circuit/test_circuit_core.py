@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
-from molink.client.circuit.quarantine import AVOID_S
+from molink.client.epochs import circuit_events
+from molink.client.epochs.circuit_events import AVOID_S
 
 DEADLINE_S = 130.0
 PLANNED = core.Planned(("head", "tail"))
@@ -203,7 +204,7 @@ def test_an_answer_that_nobody_asked_for_is_refused_and_changes_nothing() -> Non
 
 def test_who_has_no_room_is_left_out_briefly_and_who_is_gone_for_long() -> None:
     assert core.Refusal("memory", 2.0).left_out_s(peers=5) == 2.0
-    assert core.Refusal("busy").left_out_s(peers=5) == core.LEAST_REFUSED_S
+    assert core.Refusal("busy").left_out_s(peers=5) == circuit_events.LEAST_REFUSED_S
     assert core.Refusal("memory", 2.0).left_out_s(peers=1) == 0.0
     assert core.Refusal("lost").left_out_s(peers=1) == AVOID_S
-    assert core.Refusal("slow").left_out_s(peers=5) == core.SLOW_S
+    assert core.Refusal("slow").left_out_s(peers=5) == circuit_events.SLOW_S

@@ -20,6 +20,9 @@ class Sink:
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         self.seen.append((sender, failed.code))
 
+    def on_leaving(self, sender: str, leaving: pb.Leaving) -> None:
+        self.seen.append((sender, leaving.reason))
+
     def on_link_closed(self, peer_id: str, reason: str) -> None:
         self.seen.append((peer_id, reason))
 

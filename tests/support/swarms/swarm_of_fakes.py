@@ -45,6 +45,9 @@ class FakePeer:
         self.released: list[tuple[bytes, int]] = []
         self.renewed = 0
         self.starts: list[pb.Start] = []
+        self.moves: list[pb.Move] = []
+        self.handed_over = 0
+        """How often it was told that its session is to go on elsewhere."""
         self.view = self._view(spans, layer_ms, free_weight_bytes)
 
     def announce_anew(self) -> None:
@@ -83,13 +86,17 @@ class FakePeer:
         )
         return pb.Response(readiness=readiness), memoryview(b"")
 
-    def post(self, frame: pb.Request | pb.Start) -> bool:
+    def post(self, frame: pb.Request | pb.Start | pb.Move) -> bool:
+        if isinstance(frame, pb.Move):
+            self.moves.append(frame)
+            return self.takes
         if isinstance(frame, pb.Start):
             if self.takes:
                 self.starts.append(frame)
             return self.takes
         if frame.HasField("release"):
             self.released.append((frame.release.session, frame.release.epoch))
+        self.handed_over += frame.reserve.hand_over
         if frame.HasField("await_ready"):
             self.renewed += 1
         return True

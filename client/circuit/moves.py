@@ -1,0 +1,198 @@
+"""Planned moves of one session: who of its circuit is to be left, and the circuit that takes its place without a pause.
+
+A hop that leaves says so while it still serves. Its standby takes its place, or one that is chosen now and has first
+to have the hop's copy; meanwhile tokens go on coming. A move that cannot be is not made: the circuit goes on as it is
+until its hop is gone, which then costs what a loss costs.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+
+from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.circuit.reserving import HopRefused, describe
+from molink.client.circuit.standbys import Standbys
+from molink.client.circuit.token_rules import HeadAtFault, TokenStream
+from molink.client.epochs.kept_leases import PlannedRoute
+from molink.dht.records.records import PeerView
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.routes.copy_forms import CopyForm
+
+MOST_EARLY = 8
+"""Tokens of an epoch that wait for the last one of the epoch before, which comes over another link."""
+MOST_ATTEMPTS = 8
+"""At moves of one session in a row that fail."""
+MARGIN_S = 0.5
+"""Before a leaving hop goes, its session is to be elsewhere."""
+GONE_WITHIN_S = 10.0
+"""After the time that it has named a peer is gone."""
+LOOK_AGAIN_S = 1.0
+WORTH_TOKENS = 64
+"""A generation of which fewer are to come is not moved to a better circuit."""
+BETTER_WITHIN_S = 20.0
+"""Such a move that is not made by then is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrival:
+    """A token of the present circuit, and when it came in."""
+
+    token: pb.Token
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class RunningCircuit:
+    """The circuit that a session is on."""
+
+    circuit: ActiveCircuit
+    intake: TokenStream | None
+    """None once the circuit is lost: nothing that comes behind that counts."""
+    before: ActiveCircuit | None = None
+    """The circuit that it goes over from, until the first token has come over this one."""
+    early: list[TokenArrival] = field(default_factory=list)
+
+    def has(self, peer_id: str) -> bool:
+        """Whether that peer is a hop that the session depends on."""
+        return self.circuit.has(peer_id) or (self.before is not None and self.before.has(peer_id))
+
+    def is_at(self, epoch: int) -> bool:
+        """Whether the session is in that epoch, or about to leave it."""
+        return any(one.descriptor.epoch == epoch for one in (self.circuit, self.before) if one is not None)
+
+    def sends(self, sender: str, epoch: int) -> bool:
+        """Whether that peer is the head in that epoch."""
+        circuits = (one for one in (self.circuit, self.before) if one is not None)
+        return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in circuits)
+
+    def in_order(self, arrival: TokenArrival, intake: TokenStream) -> list[TokenArrival]:
+        """The tokens that are next now that this one has come.
+
+        Raises:
+            HeadAtFault: it is no token of this session.
+        """
+        token, before = arrival.token, self.before
+        if before is not None and token.epoch != before.descriptor.epoch and token.position > intake.expected:
+            if len(self.early) >= MOST_EARLY:
+                raise HeadAtFault("it sent tokens before the last one of the epoch before")
+            self.early.append(arrival)
+            return []
+        taken = [arrival] if intake.takes(token) else []
+        while self.early and self.early[0].token.position == intake.expected:
+            early = self.early.pop(0)
+            taken += [early] if intake.takes(early.token) else []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMove:
+    """A circuit that a session is to go over to."""
+
+    planned: PlannedRoute
+    deadline_s: float
+    """By the loop's clock."""
+
+
+class SessionMoves:
+    """Owner of what one session knows of hops that it is to leave."""
+
+    def __init__(self, circuit_builder: CircuitBuilder, standbys: Standbys) -> None:
+        self._circuit_builder = circuit_builder
+        self._standbys = standbys
+        self._leaving: dict[str, float] = {}
+        """By peer, until when it serves (the loop's clock)."""
+        self._better: Mapping[str, tuple[PeerView, CopyForm]] = {}
+        """By the peers of hops that are to be left for better ones, which, and how copies go there."""
+        self._better_until_s = 0.0
+        self._failed = 0
+        """Attempts in a row."""
+        self._moving: asyncio.Task[None] | None = None
+
+    def begin(
+        self, run: RunningCircuit | None, move: Callable[[RunningCircuit], Coroutine[None, None, None]]
+    ) -> None:
+        """Has a move made, if one is wanted, and none is under way."""
+        if run is None or run.before is not None or not self.wants(run.circuit):
+            return
+        if self._moving is None or self._moving.done():
+            self._moving = asyncio.create_task(move(run), name="move a session")
+
+    def stop(self) -> None:
+        """Ends the move that is under way."""
+        if self._moving is not None:
+            self._moving.cancel()
+            self._moving = None
+
+    def note_leaving(self, peer_id: str, within_s: float) -> None:
+        """That peer is about to leave."""
+        self._leaving[peer_id] = asyncio.get_running_loop().time() + within_s
+
+    def is_leaving(self, peer_id: str) -> bool:
+        """Whether that peer has said that it leaves: what becomes of it then is no fault. One that is a hop long after
+        that has come back."""
+        until_s = self._leaving.get(peer_id)
+        return until_s is not None and asyncio.get_running_loop().time() < until_s + GONE_WITHIN_S
+
+    async def look_for_better(self, circuit: ActiveCircuit, left_tokens: int) -> None:
+        """Notes which peers of that circuit are to be left for others with which it would really be better, if so many
+        tokens that are still to come are worth it."""
+        if left_tokens < WORTH_TOKENS or self._leaving or self._better:
+            return
+        choice = self._circuit_builder.standby_choice
+        self._better = await choice.better(circuit.route, circuit.descriptor)
+        self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
+
+    def wants(self, circuit: ActiveCircuit) -> bool:
+        """Whether a hop of that circuit is to be left."""
+        now_s = asyncio.get_running_loop().time()
+        leaving = [peer_id for peer_id, until_s in self._leaving.items() if now_s < until_s - MARGIN_S]
+        return self._failed < MOST_ATTEMPTS and any(map(circuit.has, (*leaving, *self._better)))
+
+    def record_failed(self, refused: HopRefused) -> None:
+        """The circuit could not be prepared: whoever refused to be its hop is not asked again."""
+        self._failed += 1
+        self._better = {}
+        self._standbys.lose(refused.peer_id)
+
+    def record_moved(self) -> None:
+        """The session has gone over."""
+        self._failed = 0
+        self._better = {}
+
+    async def next_circuit(self, circuit: ActiveCircuit) -> WantedMove | None:
+        """The circuit to go over to from that one, once there are standbys for the hops that are to be left; None:
+        there will be none in time."""
+        clock = asyncio.get_running_loop().time
+        leaving = {
+            peer_id: self._better.get(peer_id)
+            for peer_id in (*self._leaving, *self._better)
+            if circuit.has(peer_id)
+        }
+        deadline_s = min(self._leaving.get(one, self._better_until_s) for one in leaving) - MARGIN_S
+        self._standbys.seek_for({**dict.fromkeys(self._leaving), **leaving})
+        while not all(map(self._standbys.substitute, leaving)) and clock() < deadline_s:
+            await self._standbys.wait_changed(min(LOOK_AGAIN_S, deadline_s - clock()))
+        if not all(map(self._standbys.substitute, self._better)):
+            # a part of a better circuit need not be better: only who goes is left
+            leaving = {peer_id: None for peer_id in leaving if peer_id in self._leaving}
+            self._better = {}
+        planned = self._standbys.circuit_without(circuit, leaving)
+        if planned is None or clock() >= deadline_s:
+            return None
+        self._standbys.hand_over(leaving)
+        return WantedMove(planned, deadline_s)
+
+    async def prepare(
+        self, wanted: WantedMove, template: pb.SessionDescriptor, epoch: int, history_tokens: int
+    ) -> ActiveCircuit:
+        """The circuit, prepared in that epoch for the session that `template` describes.
+
+        Raises:
+            HopRefused: a hop could not begin it.
+        """
+        upcoming = pb.SessionDescriptor()
+        upcoming.CopyFrom(template)
+        upcoming.prefix_blocks = b""  # what is computed from there on is upon what another peer has sent
+        planned, builder = wanted.planned, self._circuit_builder
+        descriptor = describe(upcoming, planned.route, planned.peers, builder.spec, epoch)
+        return await builder.prepare(planned, descriptor, history_tokens, wanted.deadline_s)

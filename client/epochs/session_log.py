@@ -1,0 +1,79 @@
+"""Session log: what became of one generation, for reports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from molink.client.epochs.kept_leases import PlannedRoute
+from molink.routing.routes.planner import Route
+from molink.shards.spec import Span
+
+
+@dataclass(frozen=True, slots=True)
+class HopLost:
+    """A hop of the present circuit has failed."""
+
+    epoch: int
+    peer_id: str
+    """Empty where it is not known which: the circuit yields nothing, and all of its hops answer."""
+    code: str
+    detail: str
+    accuser: str = ""
+    """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
+
+
+@dataclass(slots=True)
+class SessionLog:
+    """Session log: what became of a session, for reports."""
+
+    route: Route | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    epochs: int = 0
+    """Circuits that it has been started on."""
+    moves: int = 0
+    """Times that it has gone on over another circuit without a pause."""
+    losses: list[HopLost] = field(default_factory=list)
+    standbys: Mapping[str, str] = field(default_factory=dict)
+    """Who kept copies at the end, by the hops' peers."""
+    recoveries: list["HopRecovery"] = field(default_factory=list)
+    recovering: "HopRecovery | None" = None
+    """Of the latest loss, while no token has come since."""
+    prefill_s: float = 0.0
+    """From the start on the latest circuit to its first token."""
+    arrived_s: list[float] = field(default_factory=list)
+    """When each new token came in, by the loop's clock, however late it is taken."""
+
+    def record_token(self, at_s: float, started_s: float | None) -> None:
+        """Records a token, the first of a circuit that was started then, or a later one."""
+        self.arrived_s.append(at_s)
+        if started_s is not None:
+            self.prefill_s = at_s - started_s
+        if self.recovering is not None:
+            self.recoveries.append(replace(self.recovering, seconds=at_s - self.recovering.lost_s))
+            self.recovering = None
+
+    def record_move(self, route: Route, names: Mapping[str, str]) -> None:
+        """Records that the session has gone on over that circuit without a pause."""
+        self.route = route
+        self.moves += 1
+        self.names.update(names)
+
+    def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
+        """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
+        if self.recovering is not None:
+            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
+            self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
+
+
+@dataclass(frozen=True, slots=True)
+class HopRecovery:
+    """Recovery from the loss of a hop."""
+
+    peer_id: str
+    span: Span | None
+    lost_s: float
+    """When the client knew, by the loop's clock."""
+    recomputed_tokens: int = 0
+    by_standby: bool = False
+    """Whether the hop's standby went on with its copy; else another circuit did."""
+    seconds: float = 0.0
+    """From then to the next token."""

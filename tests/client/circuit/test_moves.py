@@ -1,0 +1,202 @@
+"""A hop that leaves says so, and its session goes over to another one between two tokens; nobody is blamed for it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from support.circuits.generating import Generating, rest
+from support.links.data_plane import asynchronous, soon, until
+from support.swarms.swarm_of_fakes import FakePeer
+
+from molink.client.circuit import circuit_core as core
+from molink.client.circuit import session as session_module
+from molink.client.circuit import standbys as standbys_module
+from molink.client.circuit.route_selector import StandbyChoice
+from molink.dht.records.records import LayerLatency, PeerView
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing import Route
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standbys are sought at once, and whoever holds the same layers is one."""
+
+    async def partners(
+        self: StandbyChoice,
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        taken: frozenset[str],
+    ) -> Mapping[int, PeerView]:
+        views = self._connection.snapshot()
+        return {
+            at: view
+            for at in hops
+            for view in views
+            if route.hops[at].span in view.state.spans and view.peer_id not in (*taken, *route.peer_ids)
+        }
+
+    monkeypatch.setattr(standbys_module, "SEEK_AFTER_S", 0.0)
+    monkeypatch.setattr(StandbyChoice, "partners", partners)
+
+
+def leaving(run: Generating, peer: FakePeer, within_ms: int = 20_000) -> None:
+    """That peer says that it leaves."""
+    told = pb.Leaving(epoch=run.session.log.epochs, within_ms=within_ms, reason="it leaves the swarm")
+    run.session.on_leaving(peer.peer_id, told)
+
+
+async def moving(run: Generating) -> pb.Move:
+    """The word to the head that the session goes over."""
+    await until(lambda: bool(run.low.moves))
+    return run.low.moves[-1]
+
+
+@asynchronous
+async def test_the_hop_that_leaves_is_replaced_and_no_token_is_lost_or_doubled() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    move = await moving(run)
+    assert run.high.handed_over == 1
+    assert (move.epoch, move.next_epoch, move.peer_id) == (1, 2, run.low.peer_id)
+    prepared = run.low.reserved[-1]
+    assert [hop.peer_id for hop in prepared.hops] == [run.low.peer_id, run.spare.peer_id]
+    assert prepared.prefix_blocks == b""
+    run.token(4, 40, epoch=1)
+    run.token(5, 50, epoch=2)
+    run.token(5, 99, epoch=1)
+    await until(lambda: [epoch for _, epoch in run.high.released] == [1])
+    run.token(6, 1, finish=pb.STOP, epoch=2)
+    assert await soon(got) == [30, 40, 50, 1]
+    log = run.session.log
+    assert (log.epochs, log.moves, log.losses, log.recoveries) == (1, 1, [], [])
+    assert log.route is not None
+    assert log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+    assert len(run.low.starts) == 1
+    assert [epoch for _, epoch in run.spare.released] == [2]
+
+
+@asynchronous
+async def test_tokens_of_the_next_epoch_wait_for_the_last_one_of_the_epoch_before() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    leaving(run, run.high)
+    await moving(run)
+    run.token(4, 40, epoch=2)
+    run.token(5, 50, epoch=2)
+    run.token(3, 30, epoch=1)
+    run.token(6, 1, finish=pb.STOP, epoch=2)
+    assert await soon(got) == [30, 40, 50, 1]
+    assert run.session.log.moves == 1
+
+
+@asynchronous
+async def test_a_move_that_a_hop_cannot_make_has_the_same_circuit_asked_for_again_and_blames_nobody() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    await moving(run)
+    run.lose(run.spare, epoch=2, code="move", sender=run.spare)
+    await run.started(2)
+    assert run.epoch == 3
+    assert [hop.peer_id for hop in run.low.reserved[-1].hops] == [run.low.peer_id, run.spare.peer_id]
+    assert list(run.low.starts[-1].token_ids)[-1] == 30
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert run.session.log.losses == []
+
+
+@asynchronous
+async def test_a_hop_that_leaves_before_its_session_could_go_over_is_no_loss() -> None:
+    run = Generating(spare=True)
+    run.spare.refuse["reserve"] = pb.Refusal(code="memory", detail="full")
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    await until(lambda: "reserve" in run.spare.asked)
+    del run.spare.refuse["reserve"]
+    run.lose(run.high, code="paused", sender=run.high)
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert run.session.log.losses == []
+    assert run.session.log.moves == 0
+
+
+@asynchronous
+async def test_a_hop_that_does_not_answer_its_client_costs_no_standby_its_place() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id)
+    run.high.silent.add("reserve")
+    circuit = run.session._run.circuit  # type: ignore[union-attr]  # noqa: SLF001 - as after a failover
+    run.session.standbys.begin(circuit)
+    asked = len(run.high.asked)
+    await until(lambda: len(run.high.asked) > asked)
+    assert run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+
+
+@asynchronous
+async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_for_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
+    run = Generating(spare=True, max_new_tokens=200)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.high.renewed > 2)
+    assert run.low.moves == []
+    latencies = (LayerLatency(1, 50.0),)
+    run.high.view = replace(run.high.view, facts=replace(run.high.view.facts, layer_latencies=latencies))
+    move = await moving(run)
+    assert move.next_epoch == 2
+    run.token(4, 40, epoch=1)
+    run.token(5, 1, finish=pb.STOP, epoch=2)
+    assert await soon(got) == [30, 40, 1]
+    assert run.session.log.moves == 1
+    assert run.session.log.route is not None
+    assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+def running() -> core.CircuitCore:
+    circuit = core.CircuitCore()
+    circuit.handle(core.Begin(100.0), 0.0)
+    circuit.handle(core.Planned(("head", "tail")), 0.0)
+    circuit.handle(core.Ready(), 0.0)
+    return circuit
+
+
+def test_a_number_that_was_prepared_and_given_up_is_never_used_again() -> None:
+    circuit = running()
+    assert circuit.handle(core.MoveWanted(("head", "spare")), 1.0) == (core.Prepare(2),)
+    assert circuit.epoch == 1
+    assert circuit.handle(core.NotPrepared(), 1.0) == (core.Release(2),)
+    assert circuit.handle(core.MoveWanted(("head", "spare")), 1.0) == (core.Prepare(3),)
+    (seize,) = circuit.handle(core.Lost(peer_id="tail", standby="spare"), 2.0)
+    assert isinstance(seize, core.Seize)
+    assert seize.epoch == 4
+    with pytest.raises(ValueError, match="Prepared"):
+        circuit.handle(core.Prepared(), 2.0)
+
+
+def test_the_circuit_that_was_gone_over_to_is_asked_for_again_where_none_of_its_hops_is_lost() -> None:
+    circuit = running()
+    circuit.handle(core.MoveWanted(("head", "spare")), 1.0)
+    assert circuit.handle(core.Prepared(), 1.0) == (core.GoOver(2),)
+    assert (circuit.epoch, circuit.peer_ids) == (2, ("head", "spare"))
+    (seize,) = circuit.handle(core.Lost(peer_id="tail", stays=True), 2.0)
+    assert isinstance(seize, core.Seize)
+    assert (seize.epoch, seize.standby, circuit.peer_ids) == (3, "", ("head", "spare"))

@@ -1,0 +1,56 @@
+"""A peer that leaves in mid-generation hands its session over: no token changes, and nothing is lost."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.circuit.session import ClientSession
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
+NEW_TOKENS = 300
+TOKENS_LATER = 20
+HEARD_WITHIN_S = 60.0
+
+
+@pytest.mark.parametrize("at", [0, pytest.param(1, marks=pytest.mark.full)], ids=["head", "tail"])
+async def test_a_peer_that_leaves_hands_its_session_over_and_goes_when_it_has(
+    anyio_backend: str, at: int, references: References
+) -> None:
+    folder = bundled_folder()
+    async with ForkedSwarm() as swarm:
+        for start, stop in pairwise((0, 6, 12)):
+            for one in "ab":
+                await swarm.join(f"{start}-{one}", "--model", BUNDLED, "--layers", f"{start}:{stop}")
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            tokens = leave_at = 0
+            left: asyncio.Task[int] | None = None
+            pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS)
+            while True:
+                async with asyncio.timeout(HEARD_WITHIN_S):
+                    piece = await anext(pieces)
+                tokens += len(piece.token_ids)
+                if piece.generation is not None:
+                    break
+                (session,) = client.connection.sinks
+                assert isinstance(session, ClientSession)
+                assert session.log.route is not None
+                hop = session.log.route.hops[at].peer_id
+                if not leave_at and session.standbys.substitute(hop):
+                    leave_at = tokens + TOKENS_LATER
+                if left is None and leave_at and tokens >= leave_at:
+                    victim = next(peer for peer in swarm.peers if peer.peer_id == hop)
+                    left = asyncio.create_task(swarm.stop(victim))
+            generation = piece.generation
+            assert left is not None, "the generation was over before its copies had begun"
+            assert await left == 0
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+    assert (generation.epochs, generation.recoveries) == (1, ())
+    assert session.log.moves == 1
+    assert session.log.losses == []
+    assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]

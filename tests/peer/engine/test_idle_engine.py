@@ -1,0 +1,66 @@
+"""Work that nobody waits for is done while the engine has none; work that somebody waits for also between two steps."""
+
+import asyncio
+
+import pytest
+from support.links.data_plane import asynchronous, until
+
+from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.idle_engine import IdleEngine, IdleWork
+
+
+class Steps:
+    """An engine that is never idle: each step is followed by the next at once."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self.thread = thread
+        self.count = 0
+        self.ends = False
+
+    def go_on(self, _: object = None) -> None:
+        self.count += 1
+        if not self.ends:
+            self.thread.begin(lambda: None, self.go_on)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@asynchronous
+async def test_an_engine_that_is_never_idle_does_what_is_awaited_alone(awaited: bool) -> None:
+    async with EngineThread() as thread:
+        idle, steps = IdleEngine(thread), Steps(thread)
+        done: list[int] = []
+        left = [3]
+
+        def next_work() -> IdleWork | None:
+            if not left[0]:
+                return None
+            left[0] -= 1
+            return IdleWork(lambda: steps.count, done.append)
+
+        steps.go_on()
+        idle.add_source(next_work, lambda: awaited)
+        idle.wake()
+        if awaited:
+            await until(lambda: len(done) == 3)
+        else:
+            await until(lambda: steps.count > 200)
+            assert done == []
+        steps.ends = True
+        await until(lambda: len(done) == 3)
+        assert left == [0]
+
+
+@asynchronous
+async def test_what_is_awaited_is_looked_for_again_while_the_engine_is_busy() -> None:
+    async with EngineThread() as thread:
+        idle, steps = IdleEngine(thread), Steps(thread)
+        ready: list[IdleWork] = []
+        done: list[object] = []
+        idle.add_source(lambda: ready.pop() if ready else None, lambda: True)
+        steps.go_on()
+        idle.wake()
+        await until(lambda: steps.count > 50)
+        ready.append(IdleWork(lambda: None, done.append))
+        await until(lambda: bool(done))
+        steps.ends = True
+        await asyncio.sleep(0)

@@ -1,0 +1,172 @@
+"""A session goes over to standbys of some of its hops between two tokens: none is lost, doubled, or computed again."""
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+from support.links.data_plane import DEADLINE_S, asynchronous, until
+from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
+from support.swarms.served_peer import Served, model
+
+from molink.peer.models.model import LocalModel
+from molink.peer.serving import prepared_epochs
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
+
+__all__ = ["model"]
+
+PROMPT = [(7 * at + 3) % 60 for at in range(70)]
+NEW_TOKENS = 40
+CUTS = (2, 4)
+
+
+async def begun(circuit: CopiedCircuit, tokens: int = 3) -> pb.SessionDescriptor:
+    """A generation with copies, of which a few tokens have come."""
+    descriptor = await circuit.circuit.reserve(2, len(PROMPT), NEW_TOKENS)
+    for response in await circuit.keep(descriptor):
+        assert response.HasField("reserved"), response
+    assert circuit.circuit.links[0].post(
+        pb.Start(session=descriptor.session, epoch=1, token_ids=PROMPT, position=0)
+    )
+    await taken(circuit, tokens)
+    return descriptor
+
+
+async def taken(circuit: CopiedCircuit, count: int) -> list[pb.Token]:
+    """So many more tokens, as they come."""
+    found: list[pb.Token] = []
+    while len(found) < count:
+        async with asyncio.timeout(DEADLINE_S):
+            _, frame = await circuit.circuit.peers[0].client.handler.frames.get()
+        assert not isinstance(frame.header, pb.Failed), frame.header
+        if isinstance(frame.header, pb.Tokens):
+            found += frame.header.tokens
+    return found
+
+
+def next_epoch(
+    circuit: CopiedCircuit, descriptor: pb.SessionDescriptor, moved: Collection[int]
+) -> tuple[pb.SessionDescriptor, list[Link], list[Served]]:
+    """The session's next epoch, with standbys in the places of these hops; its hops, and links to them."""
+    upcoming = pb.SessionDescriptor()
+    upcoming.CopyFrom(descriptor)
+    upcoming.epoch = descriptor.epoch + 1
+    links, peers = list(circuit.circuit.links), list(circuit.circuit.peers)
+    for at, hop in enumerate(upcoming.hops):
+        if at in moved:
+            hop.peer_id, hop.facts = circuit.standbys[at].identity.peer_id, hop.standby_facts
+            links[at], peers[at] = circuit.links[at], circuit.standbys[at]
+        hop.standby_facts = b""
+    return upcoming, links, peers
+
+
+async def prepare(links: list[Link], upcoming: pb.SessionDescriptor) -> list[pb.Response]:
+    """What the hops answer."""
+    asked = [
+        pb.Reserve(descriptor=upcoming, hop=at, prepare=True, ready_within_ms=5000)
+        for at in range(len(links))
+    ]
+    return await asyncio.gather(
+        *(ask(link, pb.Request(reserve=one)) for link, one in zip(links, asked, strict=True))
+    )
+
+
+def move(descriptor: pb.SessionDescriptor, upcoming: pb.SessionDescriptor) -> pb.Move:
+    return pb.Move(
+        session=descriptor.session,
+        epoch=descriptor.epoch,
+        next_epoch=upcoming.epoch,
+        peer_id=upcoming.hops[0].peer_id,
+    )
+
+
+def rows_of(peer: Served) -> int:
+    """Token rows that the peer has computed."""
+    return int(peer.metrics.registry.get_sample_value("molink_rows_total") or 0)
+
+
+@pytest.mark.parametrize("moved", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+@asynchronous
+async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
+    model: LocalModel, moved: tuple[int, ...]
+) -> None:
+    async with copied_circuit(model, CUTS) as circuit:
+        (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)
+        before = [rows_of(peer) for peer in circuit.circuit.peers]
+        descriptor = await begun(circuit)
+        upcoming, links, peers = next_epoch(circuit, descriptor, moved)
+        for at in moved:
+            told = pb.Reserve(descriptor=descriptor, hop=at, hand_over=True)
+            await ask(circuit.circuit.links[at], pb.Request(reserve=told))
+        for response in await prepare(links, upcoming):
+            assert response.readiness.ready, response
+        assert circuit.circuit.links[0].post(move(descriptor, upcoming))
+        tokens = await taken(circuit, NEW_TOKENS - 3)
+        tokens.sort(key=lambda token: token.position)
+        assert [token.position for token in tokens] == list(range(len(PROMPT) + 3, len(PROMPT) + NEW_TOKENS))
+        assert [token.token_id for token in tokens] == expected[3:]
+        epochs = [token.epoch for token in tokens]
+        assert epochs == sorted(epochs)
+        assert set(epochs) == {1, 2}
+        for at, peer in enumerate(circuit.circuit.peers):
+            computed = rows_of(peer) - before[at] + (rows_of(peers[at]) if at in moved else 0)
+            assert computed == len(PROMPT) + NEW_TOKENS - 1
+        for at in moved:
+            assert copying_of(circuit.standbys[at]).keeper.taken_over == 1
+        for link in (*circuit.circuit.links, *circuit.links):
+            for epoch in (1, 2):
+                await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=epoch)))
+        for peer in (*circuit.circuit.peers, *circuit.standbys):
+            assert not peer.leases.leases
+            await until(lambda: peer.serving.stepper.is_empty)  # noqa: B023
+
+
+@asynchronous
+async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hears_of_it(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_epochs, "WHOLE_WITHIN_S", 0.1)
+    async with copied_circuit(model, CUTS) as circuit:
+        descriptor = await begun(circuit)
+        upcoming, links, _ = next_epoch(circuit, descriptor, (1,))
+        for response in await prepare(links, upcoming):
+            assert response.readiness.ready, response
+        copying_of(circuit.circuit.peers[1]).sender.link_closed(circuit.standbys[1].identity.peer_id)
+        assert circuit.circuit.links[0].post(move(descriptor, upcoming))
+        while True:
+            async with asyncio.timeout(DEADLINE_S):
+                peer_id, frame = await circuit.circuit.peers[0].client.handler.frames.get()
+            if isinstance(frame.header, pb.Failed) and frame.header.code == "move":
+                break
+        assert peer_id == circuit.standbys[1].identity.peer_id
+        assert frame.header.epoch == upcoming.epoch
+
+
+@asynchronous
+async def test_who_has_nothing_of_a_session_is_told_of_no_epoch(model: LocalModel) -> None:
+    async with copied_circuit(model, CUTS) as circuit:
+        descriptor = await begun(circuit)
+        upcoming, links, _ = next_epoch(circuit, descriptor, (1,))
+        upcoming.session = bytes(16)
+        for response in await prepare(links, upcoming):
+            assert response.refusal.code == "epoch"
+        stale, links, _ = next_epoch(circuit, descriptor, ())
+        stale.epoch = 1
+        for response in await prepare(links, stale):
+            assert response.refusal.code == "epoch"
+        await taken(circuit, NEW_TOKENS - 3)
+
+
+@asynchronous
+async def test_an_epoch_that_was_prepared_and_given_up_changes_nothing(model: LocalModel) -> None:
+    async with copied_circuit(model, CUTS) as circuit:
+        (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)
+        descriptor = await begun(circuit)
+        upcoming, links, _ = next_epoch(circuit, descriptor, (0,))
+        await prepare(links, upcoming)
+        for link in links:
+            await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=2)))
+        tokens = await taken(circuit, NEW_TOKENS - 3)
+        assert [token.token_id for token in tokens] == expected[3:]
+        assert {token.epoch for token in tokens} == {1}
+        await circuit.copied(descriptor)
