@@ -16,6 +16,7 @@ from molink.client.circuit.route_selector import StandbyChoice
 from molink.dht.records.records import LayerLatency, PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
+from molink.routing.routes.copy_forms import CopyForm
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,10 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         descriptor: pb.SessionDescriptor,
         hops: Sequence[int],
         taken: frozenset[str],
-    ) -> Mapping[int, PeerView]:
+    ) -> Mapping[int, tuple[PeerView, CopyForm]]:
         views = self._connection.snapshot()
         return {
-            at: view
+            at: (view, CopyForm.KEYS_AND_VALUES)
             for at in hops
             for view in views
             if route.hops[at].span in view.state.spans and view.peer_id not in (*taken, *route.peer_ids)
