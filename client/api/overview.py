@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from molink.dht.records.description import describe_swarm
 from molink.dht.records.records import PeerView
-from molink.routing import NoCircuit
+from molink.routing import NoCircuit, choose_partners
 from molink.routing.cost.terms import Demand
 from molink.routing.routes.planner import plan
 from molink.routing.routes.shortlist import narrowed
@@ -16,7 +16,7 @@ PROBED_TOKENS = 64
 
 
 def overview(views: Sequence[PeerView], spec: ModelSpec) -> dict[str, object]:
-    """Peers, their spans and links, and the circuit that a generation would get now."""
+    """Peers, their spans and links, and the circuit that a generation would get now, with who would keep copies."""
     served = tuple(view for view in views if view.facts.model.model_hash == spec.model_hash)
     circuit: list[dict[str, object]] = []
     reason = ""
@@ -24,14 +24,18 @@ def overview(views: Sequence[PeerView], spec: ModelSpec) -> dict[str, object]:
     try:
         snapshot = narrowed(Snapshot(served, spec), Demand.of(PROBED_TOKENS))
         route = plan(snapshot, PROBED_TOKENS)
+        partners = choose_partners(snapshot, route, Demand.of(PROBED_TOKENS))
         circuit = [
             {
                 "peer_id": hop.peer_id,
                 "start": hop.span.start,
                 "stop": hop.span.stop,
                 "warm": not hop.cold_spans,
+                "partner": partner.peer_id,
+                "copy_form": None if partner.cost is None else partner.cost.form.name.lower(),
+                "no_partner": partner.reason,
             }
-            for hop in route.hops
+            for hop, partner in zip(route.hops, partners, strict=True)
         ]
         tpot_ms = route.tpot_ms
     except NoCircuit as error:
