@@ -4,7 +4,7 @@ The rate is the most that was measured while bulk was waiting to be sent, over s
 sent is bounded by what was measured before, and all that is late makes it less: anything but the most follows its own
 window down, to nothing in the end. What is measured while nothing waits says how much there was to send, not what the
 line could do; such measurements may raise the estimate and never lower it, and no estimate grows old while nothing
-waits.
+waits. The same goes for bulk that is over before it has filled a line, as copies of a few tokens are.
 """
 
 import math
@@ -19,6 +19,9 @@ DELAY_WINDOW_S = 5.0
 """The least delay is that of one to two such windows."""
 RAISE = 1.15
 """What is measured while nothing waits counts from so much above the estimate on: less is noise, and would add up."""
+LEAST_RUN_BYTES = 128 * 1024
+"""Of bulk that waited without a break: less than slow start's first window is over before it has filled a line, and
+what is measured of it is the sender, whose window would follow that down."""
 JITTER_WINDOW_S = 1.0
 """What chunks were held up in two of the last three such windows is jitter; once, it was chance."""
 BORNE_S = 0.006
@@ -38,8 +41,8 @@ class RateEstimator:
     """Delivery rate estimator (BBR's maximum filter): bytes that arrive per second while more waits to be sent."""
 
     __slots__ = (
-        "_best", "_busy", "_bytes", "_chunks", "_flat", "_min_span_s", "_samples", "_start_s", "_start_sent_s",
-        "bytes_per_s",
+        "_best", "_busy", "_bytes", "_chunks", "_flat", "_min_span_s", "_run_bytes", "_samples", "_start_s",
+        "_start_sent_s", "bytes_per_s",
     )  # fmt: skip
 
     def __init__(self, min_span_s: float = MIN_SPAN_S) -> None:
@@ -50,6 +53,8 @@ class RateEstimator:
         self._bytes = 0
         self._chunks = 0
         self._busy = False
+        self._run_bytes = 0
+        """Of chunks behind which bulk waited, since there was none."""
         self._best = 0.0
         self._flat = 0
         self.bytes_per_s: float | None = None
@@ -66,6 +71,7 @@ class RateEstimator:
             more: bulk waited behind it for nothing but the line when it was sent.
             round_s: a measurement spans at least so much.
         """
+        self._run_bytes = self._run_bytes + size_bytes if more else 0
         start_s = self._start_s
         if start_s is None or at_s < start_s or (more and not self._busy and self._chunks):
             self._restart(at_s, sent_s, more)
@@ -91,6 +97,7 @@ class RateEstimator:
         """Raises the estimate to a rate that the line was seen to carry; earlier measurements are dropped."""
         if self.bytes_per_s is None or bytes_per_s > self.bytes_per_s:
             self._samples.clear()
+            self.bytes_per_s = None
             self._add(bytes_per_s, True)
             self._flat = FLAT
 
@@ -117,7 +124,8 @@ class RateEstimator:
     def _add(self, bytes_per_s: float, busy: bool) -> bool:
         """Adds a measurement. Returns whether it counts."""
         known = self.bytes_per_s
-        counts = busy or (known is not None and bytes_per_s > RAISE * known)
+        is_full = busy and (known is None or self._run_bytes >= LEAST_RUN_BYTES)
+        counts = is_full or (known is not None and bytes_per_s > RAISE * known)
         if counts:
             self._samples.append(bytes_per_s)
             self._flat += 1

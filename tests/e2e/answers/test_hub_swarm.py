@@ -136,7 +136,7 @@ async def test_the_first_ctrl_c_ends_a_peer_that_waits_for_its_weights_and_anoth
             process.kill()
             await process.wait()
     assert process.returncode == EXIT_INTERRUPTED
-    assert said.decode().splitlines()[-1] == "Leaving before anything was served"
+    assert "Leaving before anything was served" in said.decode().splitlines()
     hub.fault = None
     hub.asked.clear()
     await swarm.join("front", *options(tmp_path, "store", "0:2"))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection
 
+import psutil
 import pytest
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
@@ -18,6 +19,9 @@ __all__ = ["model"]
 PROMPT = [(7 * at + 3) % 60 for at in range(70)]
 NEW_TOKENS = 40
 CUTS = (2, 4)
+WARM_UP, MOVES = 20, 200
+GROWTH_BYTES = 8 * 1024**2
+"""Of six peers together in this process: one cache in ten that is left shows."""
 
 
 async def begun(circuit: CopiedCircuit, tokens: int = 3) -> pb.SessionDescriptor:
@@ -80,6 +84,30 @@ def move(descriptor: pb.SessionDescriptor, upcoming: pb.SessionDescriptor) -> pb
     )
 
 
+async def move_to(
+    circuit: CopiedCircuit, descriptor: pb.SessionDescriptor, moved: Collection[int]
+) -> list[Served]:
+    """Has the session go over to the standbys of these hops; returns the hops from then on."""
+    upcoming, links, peers = next_epoch(circuit, descriptor, moved)
+    for at in moved:
+        told = pb.Reserve(descriptor=descriptor, hop=at, hand_over=True)
+        await ask(circuit.circuit.links[at], pb.Request(reserve=told))
+    for response in await prepare(links, upcoming):
+        assert response.readiness.ready, response
+    assert circuit.circuit.links[0].post(move(descriptor, upcoming))
+    return peers
+
+
+async def end(circuit: CopiedCircuit, descriptor: pb.SessionDescriptor) -> None:
+    """The client gives everything back, and nothing is left."""
+    for link in (*circuit.circuit.links, *circuit.links):
+        for epoch in (1, 2):
+            await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=epoch)))
+    for peer in (*circuit.circuit.peers, *circuit.standbys):
+        assert not peer.leases.leases
+        await until(lambda: peer.serving.stepper.is_empty)  # noqa: B023
+
+
 def rows_of(peer: Served) -> int:
     """Token rows that the peer has computed."""
     return int(peer.metrics.registry.get_sample_value("molink_rows_total") or 0)
@@ -94,13 +122,7 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
         (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)
         before = [rows_of(peer) for peer in circuit.circuit.peers]
         descriptor = await begun(circuit)
-        upcoming, links, peers = next_epoch(circuit, descriptor, moved)
-        for at in moved:
-            told = pb.Reserve(descriptor=descriptor, hop=at, hand_over=True)
-            await ask(circuit.circuit.links[at], pb.Request(reserve=told))
-        for response in await prepare(links, upcoming):
-            assert response.readiness.ready, response
-        assert circuit.circuit.links[0].post(move(descriptor, upcoming))
+        peers = await move_to(circuit, descriptor, moved)
         tokens = await taken(circuit, NEW_TOKENS - 3)
         tokens.sort(key=lambda token: token.position)
         assert [token.position for token in tokens] == list(range(len(PROMPT) + 3, len(PROMPT) + NEW_TOKENS))
@@ -113,12 +135,25 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
             assert computed == len(PROMPT) + NEW_TOKENS - 1
         for at in moved:
             assert copying_of(circuit.standbys[at]).keeper.taken_over == 1
-        for link in (*circuit.circuit.links, *circuit.links):
-            for epoch in (1, 2):
-                await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=epoch)))
-        for peer in (*circuit.circuit.peers, *circuit.standbys):
-            assert not peer.leases.leases
-            await until(lambda: peer.serving.stepper.is_empty)  # noqa: B023
+        await end(circuit, descriptor)
+
+
+@pytest.mark.full
+@asynchronous
+async def test_two_hundred_moves_leave_no_memory_behind(model: LocalModel) -> None:
+    process = psutil.Process()
+    async with copied_circuit(model, CUTS) as circuit:
+        grown = []
+        for number in range(WARM_UP + MOVES):
+            descriptor = await begun(circuit)
+            await move_to(circuit, descriptor, (0, 1, 2))
+            await taken(circuit, NEW_TOKENS - 3)
+            await end(circuit, descriptor)
+            for standby in circuit.standbys:
+                assert not copying_of(standby).keeper.copies
+            if number >= WARM_UP:
+                grown.append(process.memory_info().rss)
+        assert grown[-1] - grown[0] < GROWTH_BYTES
 
 
 @asynchronous

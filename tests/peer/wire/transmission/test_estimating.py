@@ -14,7 +14,12 @@ from molink.peer.wire.estimation.decode_intervals import (
     PASSED_S,
     DecodeIntervalPredictor,
 )
-from molink.peer.wire.estimation.estimator import DelayEstimator, RateEstimator, WindowedMinimum
+from molink.peer.wire.estimation.estimator import (
+    LEAST_RUN_BYTES,
+    DelayEstimator,
+    RateEstimator,
+    WindowedMinimum,
+)
 
 GAPS_S = st.floats(1e-4, 0.1)
 SIZES = st.integers(100, 256 * 1024)
@@ -35,6 +40,21 @@ def test_the_rate_lies_between_the_slowest_and_the_fastest_that_was_seen(
         if rate is not None:
             seen = [size / gap for gap, size, _ in arrivals[: number + 1]]
             assert 0.999 * min(seen) <= rate <= 1.001 * max(seen)
+
+
+@given(bursts=st.lists(st.integers(1024, LEAST_RUN_BYTES - 1024), max_size=60), gap_s=GAPS_S)
+def test_bursts_that_are_over_before_they_fill_a_line_never_lower_the_rate(
+    bursts: list[int], gap_s: float
+) -> None:
+    """As copies of a few tokens are: what is measured of them is a window that would follow that down."""
+    estimator, now_s = RateEstimator(), 0.0
+    estimator.found(1e6)
+    for size_bytes in bursts:
+        for left in range(size_bytes, 0, -1024):
+            now_s += gap_s
+            estimator.record_arrival(now_s, now_s, min(left, 1024), left > 1024)
+        assert estimator.bytes_per_s is not None
+        assert estimator.bytes_per_s >= 1e6
 
 
 @given(
