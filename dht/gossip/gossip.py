@@ -54,6 +54,8 @@ _QUEUE = 256
 _BATCH = 64
 _MAX_RECORDS_PER_S = 100
 _MAX_STRIKES = 32
+_MOST_DELAY = 1
+"""Of a link's turn to be told names, in such turns, where this peer has sent much of late."""
 _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 
 
@@ -108,6 +110,8 @@ class GossipObserver:
     """There is a new link, and beyond it maybe a part of the swarm that was cut off."""
     link_lost: Callable[[str], None]
     """With peer id: there is no link any more to that peer."""
+    suspected: Callable[[str], None]
+    """With peer id: another peer calls it gone."""
 
 
 class Gossip:
@@ -142,6 +146,11 @@ class Gossip:
         return tuple(self._links)
 
     @property
+    def incoming(self) -> tuple[Neighbour, ...]:
+        """The neighbours that have chosen this peer."""
+        return tuple(link.neighbour for link in self._links.values() if not link.dialled)
+
+    @property
     def dialled(self) -> tuple[Neighbour, ...]:
         """The neighbours that this peer has chosen itself."""
         return tuple(link.neighbour for link in self._links.values() if link.dialled)
@@ -163,14 +172,27 @@ class Gossip:
             self._news = self._news.after(trio.current_time(), _cost_bits(record, accepted))
             self._lazy_push.forward(record, source, push=False, gone=accepted.gone)
 
+    def announce_judged(self, judged: tuple[tuple[bytes, Accepted], ...]) -> None:
+        """Announces accusations that could not be judged when they came."""
+        for record, accepted in judged:
+            self._lazy_push.forward(record, None, push=False, gone=True)
+            self._observer.suspected(accepted.peer_id)
+        if judged:
+            self.after_loss()
+
     async def run(self) -> None:
         """Announces the ids that wait, and asks again for what has not come, until cancelled."""
         while True:
             usual_s = ihave_interval_s(self.news_bits_per_s() * self.copies)
-            most_s = self._timing.ihave_interval_s
-            await trio.sleep(min(usual_s, most_s) * ihave_slowdown(len(self._links)))
-            for link, names in self._lazy_push.take_ihaves():
-                self._links[link].enqueue(IHAVE + b"".join(names))
+            round_s = min(usual_s, self._timing.ihave_interval_s) * ihave_slowdown(len(self._links))
+            turn_s = round_s / max(1, len(self._links))
+            for link in tuple(self._links) or (
+                "",
+            ):  # one after the other: what they ask for then comes so, too
+                await trio.sleep(turn_s)
+                await self._traffic.wait_turn(_MOST_DELAY * turn_s)
+                for names in self._lazy_push.take_ihaves(link):
+                    self._links[link].enqueue(IHAVE + b"".join(names))
             for link, late in self._lazy_push.retry_iwants(trio.current_time()).items():
                 for at in range(0, len(late), MAX_RECORD_IDS):
                     self._links[link].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
@@ -183,13 +205,15 @@ class Gossip:
     async def run_link(self, stream: CompressedStream, network: str, *, dialled: bool) -> None:
         """Keeps a link to the stream's peer, in that network, until it ends, and resets the stream then."""
         link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
+        self._traffic.count_connection()
         if not self._admit(link):
             await self._hear_out(stream)
             await stream.reset()
             return
         self._lazy_push.open_link(stream.peer_id)
         self._membership.mark(stream.peer_id, answers=True)
-        for record in self._membership.own.records():
+        own = self._membership.own.records()
+        for record in own if dialled else own[1:]:  # who has dialled knows these facts, or asks for them
             link.enqueue(record)
         self._observer.link_opened()
         try:
@@ -222,7 +246,7 @@ class Gossip:
 
     def _make_room(self, newcomer: Neighbour) -> bool:
         """Whether there is room for one more incoming link, if need be in the place of another."""
-        incoming = [link.neighbour for link in self._links.values() if not link.dialled]
+        incoming = self.incoming
         if len(incoming) < self.most_incoming:
             return True
         leaves = to_make_room(incoming, newcomer.network, newcomer.since)
@@ -314,6 +338,7 @@ class Gossip:
                 self._links[peer_id].mark_useful(trio.current_time())
             if is_loss(record):
                 self.after_loss()
+                self._observer.suspected(outcome.peer_id)
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
         if wanted and is_state(record):
             try:

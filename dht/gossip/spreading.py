@@ -89,13 +89,13 @@ class LazyPush:
                 self._waiting[link][name] = None
         return ()
 
-    def take_ihaves(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-        """Takes the ids to be announced now (IHAVE), by link, at most 128 each time."""
-        for link, waiting in self._waiting.items():
-            names = list(waiting)
-            waiting.clear()
-            for at in range(0, len(names), MAX_RECORD_IDS):
-                yield link, tuple(names[at : at + MAX_RECORD_IDS])
+    def take_ihaves(self, link: str) -> Iterator[tuple[bytes, ...]]:
+        """Takes the ids to be announced on a link now (IHAVE), at most 128 each time; none where it has ended."""
+        waiting = self._waiting.get(link, {})
+        names = list(waiting)
+        waiting.clear()
+        for at in range(0, len(names), MAX_RECORD_IDS):
+            yield tuple(names[at : at + MAX_RECORD_IDS])
 
     def receive_ihave(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
         """A neighbour announces records (IHAVE). Returns the ids to ask it for (IWANT)."""

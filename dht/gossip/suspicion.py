@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _MOST = 32
 """Lost neighbours that are looked for at once."""
 _MOST_LOOKS = 12
+SECOND_OPINIONS = 6.0
+"""Peers, on average, that probe one which another calls gone, so that one in 400 such losses finds none."""
 _AT_ONCE_S = 0.5
 """After a link has ended: who has left, or has another link already, has said so by then."""
 
@@ -56,6 +58,24 @@ class NeighbourProber:
         if peer_id not in self._looking and len(self._looking) < _MOST:
             self._looking.add(peer_id)
             self._tasks.start_soon(peer_id, self._look_for, peer_id)
+
+    def suspected(self, peer_id: str) -> None:
+        """Starts to probe a peer that another one calls gone, if chance has it: of all peers some six do (SWIM's
+        indirect probe). Who has lost its other links just before has one neighbour that can miss it."""
+        chance = SECOND_OPINIONS / max(1, self._membership.peers())
+        if peer_id not in self._looking and len(self._looking) < _MOST and random.random() < chance:
+            self._looking.add(peer_id)
+            self._tasks.start_soon(peer_id, self._look_later, peer_id)
+
+    async def _look_later(self, peer_id: str) -> None:
+        """Once the peer has had time to say that it is there, and its other neighbours to say that it is not."""
+        try:
+            await trio.sleep(random.uniform(1.0, 2.0) * self._timing.redial_before_loss_s)
+        finally:
+            self._looking.discard(peer_id)
+        if self._membership.witnesses(tag_of(peer_id)) == WITNESSES - 1:
+            self._looking.add(peer_id)
+            await self._look_for(peer_id)
 
     async def _look_for(self, peer_id: str) -> None:
         """At once for this peer itself, once more before the swarm is told, and then for as long as the swarm may take

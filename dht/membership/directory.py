@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.entries import DirectoryEntries, living_views
-from molink.dht.membership.failure_detector import MAX_AHEAD_MS, FailureDetector
+from molink.dht.membership.failure_detector import MAX_AHEAD_MS, DeferredSuspicions, FailureDetector
 from molink.dht.membership.held import LOCAL, Origin, PeerEntry, RecordReceipt, VerifiedRecord
 from molink.dht.membership.neighbours import network_at
 from molink.dht.membership.places import NewcomerBudget
@@ -69,6 +69,7 @@ class Directory:
         self._budget = budget or NewcomerBudget()
         self.clock = SwarmClock()
         self._failure_detector = FailureDetector(refute_s)
+        self._deferred = DeferredSuspicions()
         self.refusals: Counter[Reason] = Counter()
         """Records refused since the start, by reason."""
         self.own = OwnSequences()
@@ -93,12 +94,31 @@ class Directory:
         return self._counted(lambda: self._accept_state(record, arrival, own=False))
 
     def accept_loss(self, record: bytes, now: float) -> Accepted | Reason:
-        """Takes in that a witness calls a peer gone, or says why not. It is shown until that is believed."""
-        return self._counted(lambda: self._accept_loss(record, now))
+        """Takes in that a witness calls a peer gone, or says why not. It is shown until that is believed. What cannot
+        be judged yet is kept for `retry_losses`."""
+        outcome = self._counted(lambda: self._accept_loss(record, now))
+        if outcome is Reason.UNKNOWN_PEER:
+            self._deferred.defer(record, now)
+        return outcome
+
+    def retry_losses(self, now: float) -> tuple[tuple[bytes, Accepted], ...]:
+        """Takes in what could not be judged when it came, and can be now."""
+        accepted: list[tuple[bytes, Accepted]] = []
+        for record, until in self._deferred.take(now):
+            try:
+                accepted.append((record, self._accept_loss(record, now)))
+            except AnnouncementError as error:  # it was counted when it came
+                if error.reason is Reason.UNKNOWN_PEER:
+                    self._deferred.put_back(record, until)
+        return tuple(accepted)
 
     def witnesses(self, tag: int) -> int:
         """Counts the witnesses that call the peer of that tag gone."""
         return self._failure_detector.count_witnesses(tag)
+
+    def is_suspected(self, tag: int) -> bool:
+        """Whether the peer of that tag is called gone by enough others, and has not said anything newer."""
+        return self._failure_detector.is_suspected(tag)
 
     def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
         """Takes in what this peer itself has just said, to show it and to hand it on.
@@ -218,7 +238,7 @@ class Directory:
         if loss.witness_tag == loss.peer_tag:
             raise AnnouncementError(Reason.MALFORMED, "nobody is the witness of its own loss")
         witness, entry = self.entries.of_tag(loss.witness_tag), self.entries.of_tag(loss.peer_tag)
-        if witness is None or witness.state is None or entry is None:
+        if witness is None or entry is None or not _may_witness(witness, now):
             raise AnnouncementError(Reason.UNKNOWN_PEER, "the witness or the lost peer is not known")
         if entry.newest_state is None or loss.sequence < entry.sequence:
             raise _stale("the peer has spoken or left since")
@@ -262,6 +282,11 @@ class Directory:
         entry.last_words = record
         self.entries.clear(entry)
         return Accepted(entry.peer_id, gone=True)
+
+
+def _may_witness(witness: PeerEntry, now: float) -> bool:
+    """Who is shown, or was until lately: what it says of others may come later than that it leaves."""
+    return witness.state is not None or (witness.sequence >= 0 and now < witness.heard + REFUTE_S)
 
 
 def _require_alive(ttl_s: int, age_s: float) -> None:

@@ -6,7 +6,7 @@ Nobody's word is enough: two witnesses have to say so, and the peer has a minute
 announcement is. So whoever can speak cannot be declared gone, and whoever lies makes it speak, no more.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from molink.dht.records.records import PeerLoss
@@ -29,6 +29,10 @@ witnesses at least."""
 NETWORK_SHARE = 2
 """One network's witnesses may tell of one in so many of these."""
 WINDOW_S = 600.0
+DEFER_S = 60.0
+"""For so long an accusation is kept whose witness is not known yet, or claims what is on its way: gossip brings each
+record once, and not in the order in which they were said."""
+MAX_DEFERRED = 64
 
 
 @dataclass(slots=True)
@@ -86,6 +90,11 @@ class FailureDetector:
         suspicion = self._suspicions.get(peer_tag)
         return len(suspicion.sequences) if suspicion else 0
 
+    def is_suspected(self, peer_tag: int) -> bool:
+        """Whether so many say that this peer is gone that it has to say something newer."""
+        suspicion = self._suspicions.get(peer_tag)
+        return suspicion is not None and suspicion.since is not None
+
     def refute(self, peer_tag: int, sequence: int) -> None:
         """Refutes suspicions: the peer has said something of that sequence, and who knew less was wrong."""
         suspicion = self._suspicions.get(peer_tag)
@@ -113,3 +122,27 @@ class FailureDetector:
     def forget_peer(self, peer_tag: int) -> None:
         """Forgets all suspicions of a peer."""
         self._suspicions.pop(peer_tag, None)
+
+
+class DeferredSuspicions:
+    """Queue of accusations that cannot be judged yet: at most 64, each for a minute."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+        """By record. The first is the oldest."""
+
+    def defer(self, record: bytes, now: float) -> None:
+        """Keeps a record for a while, in the place of the oldest if there is no room."""
+        self._until.setdefault(record, now + DEFER_S)
+        if len(self._until) > MAX_DEFERRED:
+            self._until.popitem(last=False)
+
+    def take(self, now: float) -> tuple[tuple[bytes, float], ...]:
+        """Takes all records that are not too old, each with the time until when it may be kept."""
+        records = tuple((record, until) for record, until in self._until.items() if now < until)
+        self._until.clear()
+        return records
+
+    def put_back(self, record: bytes, until: float) -> None:
+        """Keeps a record that was taken and still cannot be judged."""
+        self._until[record] = until

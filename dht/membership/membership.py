@@ -72,10 +72,13 @@ class Membership:
         with self._lock:
             return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
 
-    def expire(self) -> None:
+    def expire(self) -> tuple[tuple[bytes, Accepted], ...]:
+        """Forgets what is over. Returns accusations that could not be judged when they came, and could now."""
         with self._lock:
+            accepted = self._directory.retry_losses(self._clock())
             self._directory.expire(self._clock(), self._wall_clock())
         self._tell()
+        return accepted
 
     def snapshot(
         self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
@@ -86,10 +89,10 @@ class Membership:
             )
 
     def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
-        """Living peers' records; with `tags`, only theirs, and the last words of those among them that are gone."""
+        """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words."""
         wanted = frozenset(tags)
         with self._lock:
-            records = living_records(self._directory.entries, self._clock())
+            records = self._shared()
             if not wanted:
                 return records
             living = tuple(record for record in records if record.peer_tag in wanted)
@@ -98,10 +101,9 @@ class Membership:
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
-        """Digests for anti-entropy: of each living peer, its tag and the sequence of its newest state."""
+        """Digests for anti-entropy: tag and sequence of the newest state of each living peer that is not suspected."""
         with self._lock:
-            tags = [record.peer_tag for record in living_records(self._directory.entries, self._clock())]
-            return tuple((tag, self._sequence_of(tag)) for tag in tags)
+            return tuple((record.peer_tag, self._sequence_of(record.peer_tag)) for record in self._shared())
 
     def sequence_of(self, tag: int) -> int:
         """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
@@ -129,6 +131,11 @@ class Membership:
     def peers(self) -> int:
         """Counts the living peers."""
         return len(self.living())
+
+    def _shared(self) -> tuple[AgedRecord, ...]:
+        """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
+        records = living_records(self._directory.entries, self._clock())
+        return tuple(record for record in records if not self._directory.is_suspected(record.peer_tag))
 
     def _sequence_of(self, tag: int) -> int:
         entry = self._directory.entries.of_tag(tag)

@@ -63,7 +63,9 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         maintenance = Maintenance(host, settings, membership, reader, tasks, links, visibility)
         prober = NeighbourProber(settings.identity, host, membership, timing, tasks)
         prober.over_relays = settings.over_relays
-        observer = GossipObserver(reader.facts_wanted, maintenance.schedule_anti_entropy, prober.link_lost)
+        observer = GossipObserver(
+            reader.facts_wanted, maintenance.schedule_anti_entropy, prober.link_lost, prober.suspected
+        )
         gossip = Gossip(host.peer_id, membership, timing, traffic, refusals, observer)
         publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
         links.gossip = prober.gossip = gossip
