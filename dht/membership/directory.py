@@ -68,7 +68,7 @@ class Directory:
         )
         self._budget = budget or NewcomerBudget()
         self.clock = SwarmClock()
-        self._failure_detector = FailureDetector(refute_s)
+        self.failure_detector = FailureDetector(refute_s)
         self._deferred = DeferredSuspicions()
         self.refusals: Counter[Reason] = Counter()
         """Records refused since the start, by reason."""
@@ -112,14 +112,6 @@ class Directory:
                     self._deferred.put_back(record, until)
         return tuple(accepted)
 
-    def witnesses(self, tag: int) -> int:
-        """Counts the witnesses that call the peer of that tag gone."""
-        return self._failure_detector.count_witnesses(tag)
-
-    def is_suspected(self, tag: int) -> bool:
-        """Whether the peer of that tag is called gone by enough others, and has not said anything newer."""
-        return self._failure_detector.is_suspected(tag)
-
     def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
         """Takes in what this peer itself has just said, to show it and to hand it on.
 
@@ -149,7 +141,7 @@ class Directory:
     def expire(self, now: float, wall_s: float | None = None) -> None:
         """Forgets what is over: the dead, the lost and what turns out to be old at once, their sequence numbers
         later."""
-        for tag in self._failure_detector.take_confirmed(now):
+        for tag in self.failure_detector.take_confirmed(now):
             lost = self.entries.of_tag(tag)
             if lost is not None and lost.peer_id != self._own_peer_id:
                 self.entries.clear(lost)
@@ -219,7 +211,7 @@ class Directory:
         if arrival.origin.source == state.peer_id:
             self.entries.eviction.record_contact(state.peer_id)
             self.clock.record_sequence(tag, state.sequence, now, arrival.age_s)
-        self._failure_detector.refute(tag, state.sequence)
+        self.failure_detector.refute(tag, state.sequence)
         if state.ttl_s == 0:
             return self._leave(entry, state.sequence, record)
         self.entries.hold_state(entry, VerifiedRecord(state, record, now - age_s, state.ttl_s))
@@ -249,7 +241,7 @@ class Directory:
             )
         addresses = witness.newest_facts.value.addresses if witness.newest_facts is not None else ()
         network = network_at(addresses[0]) if addresses else ""
-        if not self._failure_detector.record_suspicion(loss, now, network, len(self.entries)):
+        if not self.failure_detector.record_suspicion(loss, now, network, len(self.entries)):
             raise _stale("the loss is known, or too many are told")
         if entry.peer_id == self._own_peer_id:
             self.own.accused = max(self.own.accused, loss.sequence)
@@ -273,7 +265,7 @@ class Directory:
 
     def _drop(self, entry: PeerEntry) -> None:
         self.entries.drop_entry(entry)
-        self._failure_detector.forget_peer(peer_tag(entry.public_key))
+        self.failure_detector.forget_peer(peer_tag(entry.public_key))
 
     def _leave(self, entry: PeerEntry, sequence: int, record: bytes) -> Accepted:
         if sequence <= entry.sequence:

@@ -117,7 +117,7 @@ class Membership:
     def witnesses(self, tag: int) -> int:
         """Counts the witnesses that call the peer of that tag gone."""
         with self._lock:
-            return self._directory.witnesses(tag)
+            return self._directory.failure_detector.count_witnesses(tag)
 
     def living(self) -> tuple[PeerFacts, ...]:
         """The newest facts of every living peer."""
@@ -135,7 +135,8 @@ class Membership:
     def _shared(self) -> tuple[AgedRecord, ...]:
         """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
         records = living_records(self._directory.entries, self._clock())
-        return tuple(record for record in records if not self._directory.is_suspected(record.peer_tag))
+        suspected = self._directory.failure_detector.is_suspected
+        return tuple(record for record in records if not suspected(record.peer_tag))
 
     def _sequence_of(self, tag: int) -> int:
         entry = self._directory.entries.of_tag(tag)

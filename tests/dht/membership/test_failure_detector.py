@@ -137,7 +137,7 @@ def test_an_accusation_that_comes_before_its_witness_is_known_counts_from_then_o
     said(directory, newcomer, 2, 12.0)
     assert directory.retry_losses(13.0) == ((early, Accepted(ADA.peer_id, gone=True)),)
     assert directory.retry_losses(14.0) == ()
-    assert directory.witnesses(tag(ADA)) == 2
+    assert directory.failure_detector.count_witnesses(tag(ADA)) == 2
 
 
 def test_an_accusation_that_is_ahead_of_what_is_known_counts_when_time_has_caught_up() -> None:
@@ -165,11 +165,11 @@ def test_of_what_cannot_be_judged_a_bounded_number_is_kept_for_a_minute(
 def test_whom_two_call_gone_is_not_handed_on_until_it_speaks() -> None:
     directory = of_four()
     directory.accept_loss(loss(BOB), 10.0)
-    assert not directory.is_suspected(tag(ADA))
+    assert not directory.failure_detector.is_suspected(tag(ADA))
     directory.accept_loss(loss(EVE), 10.0)
-    assert directory.is_suspected(tag(ADA))
+    assert directory.failure_detector.is_suspected(tag(ADA))
     said(directory, ADA, 3, 20.0)
-    assert not directory.is_suspected(tag(ADA))
+    assert not directory.failure_detector.is_suspected(tag(ADA))
 
 
 def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
