@@ -54,8 +54,8 @@ _QUEUE = 256
 _BATCH = 64
 _MAX_RECORDS_PER_S = 100
 _MAX_STRIKES = 32
-_MOST_DELAY = 1
-"""Of a link's turn to be told names, in such turns, where this peer has sent much of late."""
+_MOST_ROUNDS = 2
+"""Of announcements, that what can wait takes part in one of, where this peer has sent much of late."""
 _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 
 
@@ -66,6 +66,8 @@ class GossipLink:
         self.stream = stream
         self.dialled = dialled
         self.neighbour = Neighbour(stream.peer_id, network, now, now)
+        self.turn_at = self.announced_at = now
+        """When it had its last turn to be told ids, and the last in which it was told all that waited."""
         self.scope = trio.CancelScope()
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._ready = trio.Event()
@@ -75,6 +77,14 @@ class GossipLink:
     def mark_useful(self, now: float) -> None:
         """Marks the link as useful: something true and new has come over it."""
         self.neighbour = replace(self.neighbour, useful_at=now)
+
+    def take_turn(self, now: float, spacing_s: float) -> bool:
+        """Takes a turn to be told ids. Returns whether these are all that wait, as they are once in so many seconds."""
+        self.turn_at = now
+        if now < self.announced_at + spacing_s:
+            return False
+        self.announced_at = now
+        return True
 
     def enqueue(self, record: bytes) -> None:
         self._queue.append(record)
@@ -110,8 +120,6 @@ class GossipObserver:
     """There is a new link, and beyond it maybe a part of the swarm that was cut off."""
     link_lost: Callable[[str], None]
     """With peer id: there is no link any more to that peer."""
-    suspected: Callable[[str], None]
-    """With peer id: another peer calls it gone."""
 
 
 class Gossip:
@@ -170,13 +178,12 @@ class Gossip:
         brings)."""
         for record, accepted in pulled:
             self._news = self._news.after(trio.current_time(), _cost_bits(record, accepted))
-            self._lazy_push.forward(record, source, push=False, gone=accepted.gone)
+            self._lazy_push.forward(record, source, push=False, gone=accepted.gone, urgent=accepted.urgent)
 
     def announce_judged(self, judged: tuple[tuple[bytes, Accepted], ...]) -> None:
         """Announces accusations that could not be judged when they came."""
-        for record, accepted in judged:
+        for record, _ in judged:
             self._lazy_push.forward(record, None, push=False, gone=True)
-            self._observer.suspected(accepted.peer_id)
         if judged:
             self.after_loss()
 
@@ -185,17 +192,17 @@ class Gossip:
         while True:
             usual_s = ihave_interval_s(self.news_bits_per_s() * self.copies)
             round_s = min(usual_s, self._timing.ihave_interval_s) * ihave_slowdown(len(self._links))
-            turn_s = round_s / max(1, len(self._links))
-            for link in tuple(self._links) or (
-                "",
-            ):  # one after the other: what they ask for then comes so, too
-                await trio.sleep(turn_s)
-                await self._traffic.wait_turn(_MOST_DELAY * turn_s)
-                for names in self._lazy_push.take_ihaves(link):
-                    self._links[link].enqueue(IHAVE + b"".join(names))
-            for link, late in self._lazy_push.retry_iwants(trio.current_time()).items():
+            await trio.sleep(round_s / max(1, len(self._links)))
+            now = trio.current_time()
+            # one after the other, so that what they ask for comes so, too, and a new link waits no longer than all
+            if (link := min(self._links.values(), key=lambda link: link.turn_at, default=None)) is not None:
+                behind = self._traffic.pace.wait_s(now) > 0.0
+                urgent = not link.take_turn(now, _MOST_ROUNDS * round_s if behind else 0.0)
+                for names in self._lazy_push.take_ihaves(link.stream.peer_id, urgent=urgent):
+                    link.enqueue(IHAVE + b"".join(names))
+            for peer_id, late in self._lazy_push.retry_iwants(now).items():
                 for at in range(0, len(late), MAX_RECORD_IDS):
-                    self._links[link].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
+                    self._links[peer_id].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
 
     async def drained(self) -> None:
         """Waits until everything broadcast so far has been written to every link."""
@@ -332,13 +339,14 @@ class Gossip:
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).times(self.copies).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
-            for to in self._lazy_push.forward(record, peer_id, push=pushes, gone=outcome.gone):
+            for to in self._lazy_push.forward(
+                record, peer_id, push=pushes, gone=outcome.gone, urgent=outcome.urgent
+            ):
                 self._links[to].enqueue(record)
             if peer_id in self._links:
                 self._links[peer_id].mark_useful(trio.current_time())
             if is_loss(record):
                 self.after_loss()
-                self._observer.suspected(outcome.peer_id)
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
         if wanted and is_state(record):
             try:

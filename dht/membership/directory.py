@@ -46,6 +46,13 @@ class Accepted:
     """These are the first facts of a peer."""
     gone: bool = False
     """The peer leaves, or is called gone."""
+    returns: bool = False
+    """The peer is shown from now on, or is not called gone any more."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it says who is there, and not how."""
+        return self.newcomer or self.gone or self.returns
 
 
 class Directory:
@@ -211,11 +218,13 @@ class Directory:
         if arrival.origin.source == state.peer_id:
             self.entries.eviction.record_contact(state.peer_id)
             self.clock.record_sequence(tag, state.sequence, now, arrival.age_s)
+        returns = entry.newest_state is None or self.failure_detector.count_witnesses(tag) > 0
         self.failure_detector.refute(tag, state.sequence)
         if state.ttl_s == 0:
             return self._leave(entry, state.sequence, record)
         self.entries.hold_state(entry, VerifiedRecord(state, record, now - age_s, state.ttl_s))
-        return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
+        wanted = not entry.has_facts(state.facts_sequence, now)
+        return Accepted(state.peer_id, facts_wanted=wanted, returns=returns)
 
     def _age_s(self, said: PeerFacts | PeerState, arrival: RecordReceipt) -> float:
         """Returns how old it is, in seconds: as claimed, or, if it was handed on by another, as old as its sequence

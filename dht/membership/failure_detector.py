@@ -7,7 +7,7 @@ announcement is. So whoever can speak cannot be declared gone, and whoever lies 
 """
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from molink.dht.records.records import PeerLoss
 
@@ -37,8 +37,10 @@ MAX_DEFERRED = 64
 
 @dataclass(slots=True)
 class _Suspicion:
-    sequences: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, int]
     """By witness, of the newest state that it knew."""
+    accused: float
+    """When the first witness of those that count was heard."""
     since: float | None = None
     """When there were enough witnesses."""
 
@@ -71,7 +73,7 @@ class FailureDetector:
             return False
         self._told[loss.witness_tag] += 1
         self._of_network[network] += 1
-        suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion())
+        suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion({}, now))
         suspicion.sequences[loss.witness_tag] = loss.sequence
         if suspicion.since is None and len(suspicion.sequences) >= WITNESSES:
             suspicion.since = now
@@ -94,6 +96,14 @@ class FailureDetector:
         """Whether so many say that this peer is gone that it has to say something newer."""
         suspicion = self._suspicions.get(peer_tag)
         return suspicion is not None and suspicion.since is not None
+
+    def undecided(self, before: float) -> tuple[int, ...]:
+        """Returns the tags of the peers that too few witnesses call gone, the first of them before that time."""
+        return tuple(
+            tag
+            for tag, suspicion in self._suspicions.items()
+            if suspicion.since is None and suspicion.accused <= before
+        )
 
     def refute(self, peer_tag: int, sequence: int) -> None:
         """Refutes suspicions: the peer has said something of that sequence, and who knew less was wrong."""

@@ -92,7 +92,7 @@ class Membership:
         """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words."""
         wanted = frozenset(tags)
         with self._lock:
-            records = self._shared()
+            records = _shared(self._directory, self._clock())
             if not wanted:
                 return records
             living = tuple(record for record in records if record.peer_tag in wanted)
@@ -103,7 +103,10 @@ class Membership:
     def digests(self) -> tuple[tuple[int, int], ...]:
         """Digests for anti-entropy: tag and sequence of the newest state of each living peer that is not suspected."""
         with self._lock:
-            return tuple((record.peer_tag, self._sequence_of(record.peer_tag)) for record in self._shared())
+            return tuple(
+                (record.peer_tag, self._sequence_of(record.peer_tag))
+                for record in _shared(self._directory, self._clock())
+            )
 
     def sequence_of(self, tag: int) -> int:
         """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
@@ -119,6 +122,13 @@ class Membership:
         with self._lock:
             return self._directory.failure_detector.count_witnesses(tag)
 
+    def undecided(self, for_s: float) -> tuple[str, ...]:
+        """Returns the ids of the living peers that too few witnesses call gone, the first of them so long ago."""
+        with self._lock:
+            tags = self._directory.failure_detector.undecided(self._clock() - for_s)
+            entries = (self._directory.entries.of_tag(tag) for tag in tags)
+            return tuple(entry.peer_id for entry in entries if entry is not None and entry.state is not None)
+
     def living(self) -> tuple[PeerFacts, ...]:
         """The newest facts of every living peer."""
         with self._lock:
@@ -132,12 +142,6 @@ class Membership:
         """Counts the living peers."""
         return len(self.living())
 
-    def _shared(self) -> tuple[AgedRecord, ...]:
-        """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
-        records = living_records(self._directory.entries, self._clock())
-        suspected = self._directory.failure_detector.is_suspected
-        return tuple(record for record in records if not suspected(record.peer_tag))
-
     def _sequence_of(self, tag: int) -> int:
         entry = self._directory.entries.of_tag(tag)
         return entry.sequence if entry is not None else -1
@@ -147,6 +151,14 @@ class Membership:
         if version != self._told:
             self._told = version
             self._on_change()
+
+
+def _shared(directory: Directory, now: float) -> tuple[AgedRecord, ...]:
+    """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
+    suspected = directory.failure_detector.is_suspected
+    return tuple(
+        record for record in living_records(directory.entries, now) if not suspected(record.peer_tag)
+    )
 
 
 class OwnRecords:

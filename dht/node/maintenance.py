@@ -57,11 +57,14 @@ class Maintenance:
     def schedule_anti_entropy(self) -> None:
         """Schedules anti-entropy with a neighbour, as there is a new link: within a few seconds, but later, when names
         have told it most, where many peers change links at once and this one has others."""
-        soon_s = jittered(self._timing, min(2.0, self._timing.anti_entropy_interval_s))
+        soon_s = jittered(self._timing, self._soon_s())
         if self._links.gossip is not None and len(self._links.neighbours) > 1:
             soon_s += random.uniform(0.5, 1.0) * redial_spread_s(self._links.gossip.copies)
         soon = trio.current_time() + soon_s
         self._anti_entropy_due = min(self._anti_entropy_due, soon)
+
+    def _soon_s(self) -> float:
+        return min(2.0, self._timing.anti_entropy_interval_s)
 
     async def refresh(self) -> None:
         """Copies what is new from two living peers, or from as many as answer.
@@ -159,6 +162,7 @@ class Maintenance:
                     await self._reader.compare_with(peer_id)
                 except (DialError, StreamEndedError) as error:
                     logger.debug("comparing tables failed: %s", error)
+                    self._anti_entropy_due = trio.current_time() + jittered(self._timing, self._soon_s())
             return
         try:  # without a link, tables are all that is heard
             await self.refresh()

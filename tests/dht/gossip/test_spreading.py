@@ -126,3 +126,15 @@ def test_a_new_link_is_told_the_latest_that_are_gone_and_nothing_else_of_before(
     peer.open_link("newcomer")
     assert list(peer.take_ihaves("newcomer")) == [tuple(record_id(word) for word in words[3:])]
     assert list(peer.take_ihaves("nobody")) == []
+
+
+def test_what_says_who_is_there_is_announced_alone_where_the_rest_waits() -> None:
+    peer, words = LazyPush(), tuple(bytes([number]) for number in range(4))
+    peer.open_link("neighbour")
+    for word in words[:2]:
+        peer.forward(word, "source", push=False)
+    peer.forward(words[2], "source", push=False, urgent=True)
+    peer.forward(words[3], "source", push=False, gone=True)
+    assert list(peer.take_ihaves("neighbour", urgent=True)) == [tuple(record_id(word) for word in words[2:])]
+    assert list(peer.take_ihaves("neighbour", urgent=True)) == []
+    assert list(peer.take_ihaves("neighbour")) == [tuple(record_id(word) for word in words[:2])]

@@ -172,6 +172,21 @@ def test_whom_two_call_gone_is_not_handed_on_until_it_speaks() -> None:
     assert not directory.failure_detector.is_suspected(tag(ADA))
 
 
+def test_a_suspicion_is_undecided_until_a_second_confirms_it_or_the_peer_has_spoken() -> None:
+    directory = of_four()
+    detector = directory.failure_detector
+    directory.accept_loss(loss(BOB), 10.0)
+    assert detector.undecided(9.0) == ()
+    assert detector.undecided(10.0) == (tag(ADA),)
+    directory.accept_loss(loss(EVE), 11.0)
+    assert detector.undecided(20.0) == ()
+    assert said(directory, ADA, 3, 20.0) == Accepted(ADA.peer_id, returns=True)
+    directory.accept_loss(loss(BOB, sequence=3), 30.0)
+    assert detector.undecided(30.0) == (tag(ADA),)
+    said(directory, ADA, 4, 40.0)
+    assert detector.undecided(40.0) == ()
+
+
 def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
     directory = of_four(own=ADA)
     for witness in (BOB, EVE):
