@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerView, RelayAt
-from molink.routing.arrays import BoolArray, FloatArray
+from molink.routing.arrays import BoolArray
 from molink.routing.cost.cost import CostModel
 from molink.routing.cost.reliability import UNSEEN, PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
@@ -15,6 +15,7 @@ from molink.routing.latency.latency_matrix import is_round_trip
 from molink.routing.latency.relayed_links import (
     PeerLinks,
     RelayOffer,
+    RelayTimes,
     peer_links,
     preferred_relays,
     relay_offers,
@@ -93,7 +94,7 @@ class Snapshot:
         relay_ms = links.relay_ms(self.model.activation_bytes, np.array(uplinks))
         latency_ms = links.latency_ms
         if relay_ms is not None:
-            latency_ms = latency_ms + relay_ms * (1 + demand.prompt_part)
+            latency_ms = latency_ms + relay_ms.alone_ms + relay_ms.among_ms * demand.prompt_part
         problem = CircuitProblem(
             layer_ms=np.array([each.batched_layer_ms for each in costs]),
             latency_ms=latency_ms,
@@ -188,9 +189,9 @@ class PosedProblem:
     """Of which the problem's times were made, one for each machine."""
     demand: Demand
     links: PeerLinks
-    relay_ms: FloatArray | None
-    """[machines, machines]: milliseconds that an activation takes longer at a link's relay than on the sender's line;
-    None: no link needs a relay. In the problem's latencies, with the prompt's part (`Demand.prompt_part`)."""
+    relay_ms: RelayTimes | None
+    """That an activation takes longer at links' relays than on the senders' lines; None: no link needs a relay. In the
+    problem's latencies: alone for a step, and among others for the prompt's part (`Demand.prompt_part`)."""
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -202,14 +203,18 @@ class PosedProblem:
         embed_ms = np.array([each.embed_ms for each in self.costs], dtype=np.float64)
         latency_ms = self.links.latency_ms
         if self.relay_ms is not None:
-            latency_ms = latency_ms + self.relay_ms
+            latency_ms = latency_ms + self.relay_ms.alone_ms
         return replace(
             self.problem, latency_ms=latency_ms, embed_ms=embed_ms, hop_penalty_ms=None, load_weight=0.0
         )
 
-    def relay_of(self, source: int, target: int) -> float:
-        """Milliseconds that an activation takes longer at the relay of a link, if it has one."""
-        return 0.0 if self.relay_ms is None else float(self.relay_ms[source, target])
+    def relay_of(self, source: int, target: int) -> tuple[float, float]:
+        """Milliseconds that an activation takes longer at the relay of a link, if it has one: alone, and among those of
+        a prompt."""
+        times = self.relay_ms
+        if times is None:
+            return 0.0, 0.0
+        return float(times.alone_ms[source, target]), float(times.among_ms[source, target])
 
 
 def _available(view: PeerView) -> bool:

@@ -24,7 +24,6 @@ MOST_ATTRIBUTES = 12
 MOST_METHODS = 20
 SMALL_FOR_A_REASON = {
     "dht/errors.py": "everybody may import it, and nothing else with it",
-    "dht/gossip/traffic.py": "a value that files above and below it share",
     "peer/scheduling/prompt_order.py": "one rule, with its source",
     "routing/placement/neighbourhood.py": "one rule, with its source",
     "public/lazy_names.py": "one rule that two packages share",

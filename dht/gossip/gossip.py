@@ -54,6 +54,8 @@ _QUEUE = 256
 _BATCH = 64
 _MAX_RECORDS_PER_S = 100
 _MAX_STRIKES = 32
+_MOST_ROUNDS = 2
+"""Of announcements, that what can wait takes part in one of, where this peer has sent much of late."""
 _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 
 
@@ -64,6 +66,8 @@ class GossipLink:
         self.stream = stream
         self.dialled = dialled
         self.neighbour = Neighbour(stream.peer_id, network, now, now)
+        self.turn_at = self.announced_at = now
+        """When it had its last turn to be told ids, and the last in which it was told all that waited."""
         self.scope = trio.CancelScope()
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._ready = trio.Event()
@@ -73,6 +77,14 @@ class GossipLink:
     def mark_useful(self, now: float) -> None:
         """Marks the link as useful: something true and new has come over it."""
         self.neighbour = replace(self.neighbour, useful_at=now)
+
+    def take_turn(self, now: float, spacing_s: float) -> bool:
+        """Takes a turn to be told ids. Returns whether these are all that wait, as they are once in so many seconds."""
+        self.turn_at = now
+        if now < self.announced_at + spacing_s:
+            return False
+        self.announced_at = now
+        return True
 
     def enqueue(self, record: bytes) -> None:
         self._queue.append(record)
@@ -142,6 +154,11 @@ class Gossip:
         return tuple(self._links)
 
     @property
+    def incoming(self) -> tuple[Neighbour, ...]:
+        """The neighbours that have chosen this peer."""
+        return tuple(link.neighbour for link in self._links.values() if not link.dialled)
+
+    @property
     def dialled(self) -> tuple[Neighbour, ...]:
         """The neighbours that this peer has chosen itself."""
         return tuple(link.neighbour for link in self._links.values() if link.dialled)
@@ -161,19 +178,31 @@ class Gossip:
         brings)."""
         for record, accepted in pulled:
             self._news = self._news.after(trio.current_time(), _cost_bits(record, accepted))
-            self._lazy_push.forward(record, source, push=False, gone=accepted.gone)
+            self._lazy_push.forward(record, source, push=False, gone=accepted.gone, urgent=accepted.urgent)
+
+    def announce_judged(self, judged: tuple[tuple[bytes, Accepted], ...]) -> None:
+        """Announces accusations that could not be judged when they came."""
+        for record, _ in judged:
+            self._lazy_push.forward(record, None, push=False, gone=True)
+        if judged:
+            self.after_loss()
 
     async def run(self) -> None:
         """Announces the ids that wait, and asks again for what has not come, until cancelled."""
         while True:
             usual_s = ihave_interval_s(self.news_bits_per_s() * self.copies)
-            most_s = self._timing.ihave_interval_s
-            await trio.sleep(min(usual_s, most_s) * ihave_slowdown(len(self._links)))
-            for link, names in self._lazy_push.take_ihaves():
-                self._links[link].enqueue(IHAVE + b"".join(names))
-            for link, late in self._lazy_push.retry_iwants(trio.current_time()).items():
+            round_s = min(usual_s, self._timing.ihave_interval_s) * ihave_slowdown(len(self._links))
+            await trio.sleep(round_s / max(1, len(self._links)))
+            now = trio.current_time()
+            # one after the other, so that what they ask for comes so, too, and a new link waits no longer than all
+            if (link := min(self._links.values(), key=lambda link: link.turn_at, default=None)) is not None:
+                behind = self._traffic.pace.wait_s(now) > 0.0
+                urgent = not link.take_turn(now, _MOST_ROUNDS * round_s if behind else 0.0)
+                for names in self._lazy_push.take_ihaves(link.stream.peer_id, urgent=urgent):
+                    link.enqueue(IHAVE + b"".join(names))
+            for peer_id, late in self._lazy_push.retry_iwants(now).items():
                 for at in range(0, len(late), MAX_RECORD_IDS):
-                    self._links[link].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
+                    self._links[peer_id].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
 
     async def drained(self) -> None:
         """Waits until everything broadcast so far has been written to every link."""
@@ -183,13 +212,15 @@ class Gossip:
     async def run_link(self, stream: CompressedStream, network: str, *, dialled: bool) -> None:
         """Keeps a link to the stream's peer, in that network, until it ends, and resets the stream then."""
         link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
+        self._traffic.count_connection()
         if not self._admit(link):
             await self._hear_out(stream)
             await stream.reset()
             return
         self._lazy_push.open_link(stream.peer_id)
         self._membership.mark(stream.peer_id, answers=True)
-        for record in self._membership.own.records():
+        own = self._membership.own.records()
+        for record in own if dialled else own[1:]:  # who has dialled knows these facts, or asks for them
             link.enqueue(record)
         self._observer.link_opened()
         try:
@@ -222,7 +253,7 @@ class Gossip:
 
     def _make_room(self, newcomer: Neighbour) -> bool:
         """Whether there is room for one more incoming link, if need be in the place of another."""
-        incoming = [link.neighbour for link in self._links.values() if not link.dialled]
+        incoming = self.incoming
         if len(incoming) < self.most_incoming:
             return True
         leaves = to_make_room(incoming, newcomer.network, newcomer.since)
@@ -308,7 +339,9 @@ class Gossip:
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).times(self.copies).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
-            for to in self._lazy_push.forward(record, peer_id, push=pushes, gone=outcome.gone):
+            for to in self._lazy_push.forward(
+                record, peer_id, push=pushes, gone=outcome.gone, urgent=outcome.urgent
+            ):
                 self._links[to].enqueue(record)
             if peer_id in self._links:
                 self._links[peer_id].mark_useful(trio.current_time())

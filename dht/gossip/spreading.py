@@ -50,13 +50,13 @@ class LazyPush:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._iwant: dict[bytes, tuple[str, float, list[str]]] = {}
         """By name: who was asked, when that is overdue, and who else has it."""
-        self._waiting: dict[str, dict[bytes, None]] = {}
-        """By link, the ids to be announced there next."""
+        self._waiting: dict[str, dict[bytes, bool]] = {}
+        """By link, the ids to be announced there next, and whether they are urgent."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
 
     def open_link(self, link: str) -> None:
         """Begins with a link to that peer."""
-        self._waiting[link] = dict.fromkeys(self._gone)
+        self._waiting[link] = dict.fromkeys(self._gone, True)
 
     def close_link(self, link: str) -> None:
         """Ends with a link: what its peer was asked for is overdue."""
@@ -72,10 +72,11 @@ class LazyPush:
         _remember(self._seen, name, None, _MAX_SEEN)
 
     def forward(
-        self, record: bytes, source: str | None, *, push: bool, gone: bool = False
+        self, record: bytes, source: str | None, *, push: bool, gone: bool = False, urgent: bool = False
     ) -> tuple[str, ...]:
         """Forwards a true and new record that came from `source`. Returns the links to push it to; without `push` its
-        id will be announced to them instead. `gone`: it says that a peer is gone."""
+        id will be announced to them instead. `gone`: it says that a peer is gone, which is urgent; `urgent`: its id
+        goes even where others wait."""
         self.record_seen(record)
         name = record_id(record)
         _remember(self._records, name, record, _MAX_RECORDS)
@@ -86,23 +87,25 @@ class LazyPush:
             return to
         for link in to:
             if len(self._waiting[link]) < _MAX_WAITING:
-                self._waiting[link][name] = None
+                self._waiting[link][name] = urgent or gone
         return ()
 
-    def take_ihaves(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-        """Takes the ids to be announced now (IHAVE), by link, at most 128 each time."""
-        for link, waiting in self._waiting.items():
-            names = list(waiting)
-            waiting.clear()
-            for at in range(0, len(names), MAX_RECORD_IDS):
-                yield link, tuple(names[at : at + MAX_RECORD_IDS])
+    def take_ihaves(self, link: str, *, urgent: bool = False) -> Iterator[tuple[bytes, ...]]:
+        """Takes the ids to be announced on a link now (IHAVE), at most 128 each time; none where it has ended.
+        `urgent`: those only."""
+        waiting = self._waiting.get(link, {})
+        names = [name for name, is_urgent in waiting.items() if is_urgent or not urgent]
+        for name in names:
+            del waiting[name]
+        for at in range(0, len(names), MAX_RECORD_IDS):
+            yield tuple(names[at : at + MAX_RECORD_IDS])
 
     def receive_ihave(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
         """A neighbour announces records (IHAVE). Returns the ids to ask it for (IWANT)."""
         ask: list[bytes] = []
         outstanding = sum(asked == link for asked, _, _ in self._iwant.values())
         for name in names:
-            self._waiting.get(link, {}).pop(name, None)  # it has that
+            self._waiting.get(link, {}).pop(name, False)  # it has that
             if name in self._seen:
                 continue
             if name in self._iwant:

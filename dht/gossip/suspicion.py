@@ -4,6 +4,7 @@ The probe and suspect steps of SWIM (Das, Gupta and Motivala, 2002); `failure_de
 """
 
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 _MOST = 32
 """Lost neighbours that are looked for at once."""
 _MOST_LOOKS = 12
+SECOND_OPINIONS = 6.0
+"""Peers, on average, that begin within 20 s (`redial_s`) to probe one which another calls gone, as long as only one
+does: in one of 400 such losses nobody has begun by then, in one of 160,000 by 40 s."""
 _AT_ONCE_S = 0.5
 """After a link has ended: who has left, or has another link already, has said so by then."""
 
@@ -51,11 +55,23 @@ class NeighbourProber:
         self.over_relays: Callable[[PeerFacts], Awaitable[bool]] | None = None
         """Whether a peer answers over the relays that it announces."""
 
-    def link_lost(self, peer_id: str) -> None:
-        """Starts to probe a neighbour whose link has ended, unless it has left."""
+    def probe(self, peer_id: str) -> None:
+        """Starts to probe a peer, as a neighbour whose link has ended, unless it has left."""
         if peer_id not in self._looking and len(self._looking) < _MOST:
             self._looking.add(peer_id)
             self._tasks.start_soon(peer_id, self._look_for, peer_id)
+
+    async def run(self) -> None:
+        """Probes peers that too few call gone, until cancelled: of all peers some six do each 20 s (SWIM's indirect
+        probe), until a second one has confirmed it or the peer has spoken. Who has lost its other links just before has
+        one neighbour that can miss it."""
+        while True:
+            await trio.sleep(self._timing.upkeep_s)
+            rate_per_s = SECOND_OPINIONS / max(1, self._membership.peers()) / self._timing.redial_s
+            chance = 1.0 - math.exp(-rate_per_s * self._timing.upkeep_s)
+            for peer_id in self._membership.undecided(self._timing.redial_before_loss_s):
+                if peer_id != self._identity.peer_id and random.random() < chance:
+                    self.probe(peer_id)
 
     async def _look_for(self, peer_id: str) -> None:
         """At once for this peer itself, once more before the swarm is told, and then for as long as the swarm may take

@@ -42,6 +42,8 @@ DIGESTS = 256
 _MAX_DIGEST_BYTES = DIGESTS * 18 + 16
 HOT_S = 60.0
 """In which a record reaches all, and it is no older by much to whom it is then announced."""
+_MOST_DELAY_S = 2.0
+"""Of an answer that is to bring two tables together, where this peer has sent much of late."""
 LIMITS = ConnectionLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
 """Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
 
@@ -122,6 +124,10 @@ class TableService:
         self._limiter.mark_idle(caller, trio.current_time())
 
     async def _send(self, stream: CompressedStream, request: pb.TableRequest) -> None:
+        if (
+            len(request.peer_tags) != 1
+        ):  # one is of who has just been heard of, or of who asks how it is shown
+            await self._traffic.wait_turn(_MOST_DELAY_S)
         batch: list[bytes] = []
         for entry in _entries(self._membership, request):
             batch.append(entry)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import trio
 
+from molink.dht.gossip.copy_claims import CopyClaims
 from molink.dht.gossip.table import MAX_TAGS, PROTOCOL, PullResult, newer_tags, pull
 from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.compressed_stream import CompressedStream
@@ -37,7 +38,8 @@ class TableReader:
         self._traffic = traffic
         self._tasks = tasks
         self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
-        self._copying = trio.Lock()
+        self._claims = CopyClaims(timing.bootstrap_timeout_s / 3)
+        self._released = trio.Event()
         self.after_pull: Callable[[], None] = lambda: None
         self.hot_pulled: Callable[[str, tuple[tuple[bytes, Accepted], ...]], None] = lambda *_: None
         """With peer id: records from there that are on their way through the swarm."""
@@ -63,17 +65,25 @@ class TableReader:
                 await self.pull(peer_id, tags=tags)
 
     async def copy_from(self, peer_id: str) -> None:
-        """All that the peer knows, unless somebody else's table is here by then: who is slow keeps nobody waiting."""
-        with trio.move_on_after(self._timing.bootstrap_timeout_s / 3) as waiting:
-            await self._copying.acquire()
-        try:
-            if self._membership.peers():
-                await self.compare_with(peer_id)
+        """What the peer knows and this one does not, but for what others give that are asked at the same time."""
+        async with self._stream_to(peer_id) as stream:
+            newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
+        held = {tag: self._membership.sequence_of(tag) for tag in newer}
+        while held:
+            part = self._claims.take(tuple(held), len(newer), trio.current_time())
+            if part:
+                try:
+                    await self.pull(peer_id, tags=part)
+                finally:
+                    self._claims.release(part)
+                    self._released.set()
+                    self._released = trio.Event()
             else:
-                await self.pull(peer_id)
-        finally:
-            if not waiting.cancelled_caught:
-                self._copying.release()
+                with trio.CancelScope(deadline=self._claims.free_at(held)):
+                    await self._released.wait()
+            for tag in tuple(held):  # what it was asked for, or another has given
+                if tag in part or self._membership.sequence_of(tag) > held[tag]:
+                    del held[tag]
 
     async def compare_with(self, peer_id: str) -> None:
         """Copies what the peer knows and this one does not."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.entries import DirectoryEntries, living_views
-from molink.dht.membership.failure_detector import MAX_AHEAD_MS, FailureDetector
+from molink.dht.membership.failure_detector import MAX_AHEAD_MS, DeferredSuspicions, FailureDetector
 from molink.dht.membership.held import LOCAL, Origin, PeerEntry, RecordReceipt, VerifiedRecord
 from molink.dht.membership.neighbours import network_at
 from molink.dht.membership.places import NewcomerBudget
@@ -46,6 +46,13 @@ class Accepted:
     """These are the first facts of a peer."""
     gone: bool = False
     """The peer leaves, or is called gone."""
+    returns: bool = False
+    """The peer is shown from now on, or is not called gone any more."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it says who is there, and not how."""
+        return self.newcomer or self.gone or self.returns
 
 
 class Directory:
@@ -68,7 +75,8 @@ class Directory:
         )
         self._budget = budget or NewcomerBudget()
         self.clock = SwarmClock()
-        self._failure_detector = FailureDetector(refute_s)
+        self.failure_detector = FailureDetector(refute_s)
+        self._deferred = DeferredSuspicions()
         self.refusals: Counter[Reason] = Counter()
         """Records refused since the start, by reason."""
         self.own = OwnSequences()
@@ -93,12 +101,23 @@ class Directory:
         return self._counted(lambda: self._accept_state(record, arrival, own=False))
 
     def accept_loss(self, record: bytes, now: float) -> Accepted | Reason:
-        """Takes in that a witness calls a peer gone, or says why not. It is shown until that is believed."""
-        return self._counted(lambda: self._accept_loss(record, now))
+        """Takes in that a witness calls a peer gone, or says why not. It is shown until that is believed. What cannot
+        be judged yet is kept for `retry_losses`."""
+        outcome = self._counted(lambda: self._accept_loss(record, now))
+        if outcome is Reason.UNKNOWN_PEER:
+            self._deferred.defer(record, now)
+        return outcome
 
-    def witnesses(self, tag: int) -> int:
-        """Counts the witnesses that call the peer of that tag gone."""
-        return self._failure_detector.count_witnesses(tag)
+    def retry_losses(self, now: float) -> tuple[tuple[bytes, Accepted], ...]:
+        """Takes in what could not be judged when it came, and can be now."""
+        accepted: list[tuple[bytes, Accepted]] = []
+        for record, until in self._deferred.take(now):
+            try:
+                accepted.append((record, self._accept_loss(record, now)))
+            except AnnouncementError as error:  # it was counted when it came
+                if error.reason is Reason.UNKNOWN_PEER:
+                    self._deferred.put_back(record, until)
+        return tuple(accepted)
 
     def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
         """Takes in what this peer itself has just said, to show it and to hand it on.
@@ -129,7 +148,7 @@ class Directory:
     def expire(self, now: float, wall_s: float | None = None) -> None:
         """Forgets what is over: the dead, the lost and what turns out to be old at once, their sequence numbers
         later."""
-        for tag in self._failure_detector.take_confirmed(now):
+        for tag in self.failure_detector.take_confirmed(now):
             lost = self.entries.of_tag(tag)
             if lost is not None and lost.peer_id != self._own_peer_id:
                 self.entries.clear(lost)
@@ -199,11 +218,13 @@ class Directory:
         if arrival.origin.source == state.peer_id:
             self.entries.eviction.record_contact(state.peer_id)
             self.clock.record_sequence(tag, state.sequence, now, arrival.age_s)
-        self._failure_detector.refute(tag, state.sequence)
+        returns = entry.newest_state is None or self.failure_detector.count_witnesses(tag) > 0
+        self.failure_detector.refute(tag, state.sequence)
         if state.ttl_s == 0:
             return self._leave(entry, state.sequence, record)
         self.entries.hold_state(entry, VerifiedRecord(state, record, now - age_s, state.ttl_s))
-        return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
+        wanted = not entry.has_facts(state.facts_sequence, now)
+        return Accepted(state.peer_id, facts_wanted=wanted, returns=returns)
 
     def _age_s(self, said: PeerFacts | PeerState, arrival: RecordReceipt) -> float:
         """Returns how old it is, in seconds: as claimed, or, if it was handed on by another, as old as its sequence
@@ -218,7 +239,7 @@ class Directory:
         if loss.witness_tag == loss.peer_tag:
             raise AnnouncementError(Reason.MALFORMED, "nobody is the witness of its own loss")
         witness, entry = self.entries.of_tag(loss.witness_tag), self.entries.of_tag(loss.peer_tag)
-        if witness is None or witness.state is None or entry is None:
+        if witness is None or entry is None or not _may_witness(witness, now):
             raise AnnouncementError(Reason.UNKNOWN_PEER, "the witness or the lost peer is not known")
         if entry.newest_state is None or loss.sequence < entry.sequence:
             raise _stale("the peer has spoken or left since")
@@ -229,7 +250,7 @@ class Directory:
             )
         addresses = witness.newest_facts.value.addresses if witness.newest_facts is not None else ()
         network = network_at(addresses[0]) if addresses else ""
-        if not self._failure_detector.record_suspicion(loss, now, network, len(self.entries)):
+        if not self.failure_detector.record_suspicion(loss, now, network, len(self.entries)):
             raise _stale("the loss is known, or too many are told")
         if entry.peer_id == self._own_peer_id:
             self.own.accused = max(self.own.accused, loss.sequence)
@@ -253,7 +274,7 @@ class Directory:
 
     def _drop(self, entry: PeerEntry) -> None:
         self.entries.drop_entry(entry)
-        self._failure_detector.forget_peer(peer_tag(entry.public_key))
+        self.failure_detector.forget_peer(peer_tag(entry.public_key))
 
     def _leave(self, entry: PeerEntry, sequence: int, record: bytes) -> Accepted:
         if sequence <= entry.sequence:
@@ -262,6 +283,11 @@ class Directory:
         entry.last_words = record
         self.entries.clear(entry)
         return Accepted(entry.peer_id, gone=True)
+
+
+def _may_witness(witness: PeerEntry, now: float) -> bool:
+    """Who is shown, or was until lately: what it says of others may come later than that it leaves."""
+    return witness.state is not None or (witness.sequence >= 0 and now < witness.heard + REFUTE_S)
 
 
 def _require_alive(ttl_s: int, age_s: float) -> None:

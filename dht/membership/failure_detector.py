@@ -6,8 +6,8 @@ Nobody's word is enough: two witnesses have to say so, and the peer has a minute
 announcement is. So whoever can speak cannot be declared gone, and whoever lies makes it speak, no more.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 
 from molink.dht.records.records import PeerLoss
 
@@ -29,12 +29,18 @@ witnesses at least."""
 NETWORK_SHARE = 2
 """One network's witnesses may tell of one in so many of these."""
 WINDOW_S = 600.0
+DEFER_S = 60.0
+"""For so long an accusation is kept whose witness is not known yet, or claims what is on its way: gossip brings each
+record once, and not in the order in which they were said."""
+MAX_DEFERRED = 64
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    sequences: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, int]
     """By witness, of the newest state that it knew."""
+    accused: float
+    """When the first witness of those that count was heard."""
     since: float | None = None
     """When there were enough witnesses."""
 
@@ -67,7 +73,7 @@ class FailureDetector:
             return False
         self._told[loss.witness_tag] += 1
         self._of_network[network] += 1
-        suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion())
+        suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion({}, now))
         suspicion.sequences[loss.witness_tag] = loss.sequence
         if suspicion.since is None and len(suspicion.sequences) >= WITNESSES:
             suspicion.since = now
@@ -85,6 +91,19 @@ class FailureDetector:
         """Counts the witnesses that say that this peer is gone."""
         suspicion = self._suspicions.get(peer_tag)
         return len(suspicion.sequences) if suspicion else 0
+
+    def is_suspected(self, peer_tag: int) -> bool:
+        """Whether so many say that this peer is gone that it has to say something newer."""
+        suspicion = self._suspicions.get(peer_tag)
+        return suspicion is not None and suspicion.since is not None
+
+    def undecided(self, before: float) -> tuple[int, ...]:
+        """Returns the tags of the peers that too few witnesses call gone, the first of them before that time."""
+        return tuple(
+            tag
+            for tag, suspicion in self._suspicions.items()
+            if suspicion.since is None and suspicion.accused <= before
+        )
 
     def refute(self, peer_tag: int, sequence: int) -> None:
         """Refutes suspicions: the peer has said something of that sequence, and who knew less was wrong."""
@@ -113,3 +132,27 @@ class FailureDetector:
     def forget_peer(self, peer_tag: int) -> None:
         """Forgets all suspicions of a peer."""
         self._suspicions.pop(peer_tag, None)
+
+
+class DeferredSuspicions:
+    """Queue of accusations that cannot be judged yet: at most 64, each for a minute."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+        """By record. The first is the oldest."""
+
+    def defer(self, record: bytes, now: float) -> None:
+        """Keeps a record for a while, in the place of the oldest if there is no room."""
+        self._until.setdefault(record, now + DEFER_S)
+        if len(self._until) > MAX_DEFERRED:
+            self._until.popitem(last=False)
+
+    def take(self, now: float) -> tuple[tuple[bytes, float], ...]:
+        """Takes all records that are not too old, each with the time until when it may be kept."""
+        records = tuple((record, until) for record, until in self._until.items() if now < until)
+        self._until.clear()
+        return records
+
+    def put_back(self, record: bytes, until: float) -> None:
+        """Keeps a record that was taken and still cannot be judged."""
+        self._until[record] = until

@@ -72,10 +72,13 @@ class Membership:
         with self._lock:
             return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
 
-    def expire(self) -> None:
+    def expire(self) -> tuple[tuple[bytes, Accepted], ...]:
+        """Forgets what is over. Returns accusations that could not be judged when they came, and could now."""
         with self._lock:
+            accepted = self._directory.retry_losses(self._clock())
             self._directory.expire(self._clock(), self._wall_clock())
         self._tell()
+        return accepted
 
     def snapshot(
         self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
@@ -86,10 +89,10 @@ class Membership:
             )
 
     def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
-        """Living peers' records; with `tags`, only theirs, and the last words of those among them that are gone."""
+        """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words."""
         wanted = frozenset(tags)
         with self._lock:
-            records = living_records(self._directory.entries, self._clock())
+            records = _shared(self._directory, self._clock())
             if not wanted:
                 return records
             living = tuple(record for record in records if record.peer_tag in wanted)
@@ -98,10 +101,12 @@ class Membership:
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
-        """Digests for anti-entropy: of each living peer, its tag and the sequence of its newest state."""
+        """Digests for anti-entropy: tag and sequence of the newest state of each living peer that is not suspected."""
         with self._lock:
-            tags = [record.peer_tag for record in living_records(self._directory.entries, self._clock())]
-            return tuple((tag, self._sequence_of(tag)) for tag in tags)
+            return tuple(
+                (record.peer_tag, self._sequence_of(record.peer_tag))
+                for record in _shared(self._directory, self._clock())
+            )
 
     def sequence_of(self, tag: int) -> int:
         """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
@@ -115,7 +120,14 @@ class Membership:
     def witnesses(self, tag: int) -> int:
         """Counts the witnesses that call the peer of that tag gone."""
         with self._lock:
-            return self._directory.witnesses(tag)
+            return self._directory.failure_detector.count_witnesses(tag)
+
+    def undecided(self, for_s: float) -> tuple[str, ...]:
+        """Returns the ids of the living peers that too few witnesses call gone, the first of them so long ago."""
+        with self._lock:
+            tags = self._directory.failure_detector.undecided(self._clock() - for_s)
+            entries = (self._directory.entries.of_tag(tag) for tag in tags)
+            return tuple(entry.peer_id for entry in entries if entry is not None and entry.state is not None)
 
     def living(self) -> tuple[PeerFacts, ...]:
         """The newest facts of every living peer."""
@@ -139,6 +151,14 @@ class Membership:
         if version != self._told:
             self._told = version
             self._on_change()
+
+
+def _shared(directory: Directory, now: float) -> tuple[AgedRecord, ...]:
+    """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
+    suspected = directory.failure_detector.is_suspected
+    return tuple(
+        record for record in living_records(directory.entries, now) if not suspected(record.peer_tag)
+    )
 
 
 class OwnRecords:

@@ -23,11 +23,21 @@ UNDIALABLE_DEGREE = 2
 """Links that a peer dials which nobody can dial: what it has to say goes over these."""
 MOST_COPIES = 1 + MOST_INCOMING / UNDIALABLE_DEGREE
 """Whoever invents peers that nobody can dial does not silence the others."""
+COPIES_HELD_S = 120.0
+"""For so long fewer copies are not believed: who has crashed is counted for as long, beside who came in its place, and
+all would speak more often just when links begin anew."""
 SPARE_INCOMING = 1.5
 """Places for each link that is to be expected: they do not come evenly."""
+SHARE_KEPT = 1.1
+"""Of the fair share of links, so that chance moves none."""
+HAND_OVER_S = 15.0
+"""Between two links that are ended for that: each is a connection and a comparison of tables elsewhere."""
 NETWORKS = 3
 """Different ones that the links a peer has dialled lead to, if it knows as many. The others are chosen blindly:
 were all to go far, the few who are there would have to carry them."""
+REDIAL_SPREAD_S = 45.0
+"""Where one of few that can be dialled goes, most others miss a link at once. Who has another takes its time, within
+so many seconds, until who comes in that one's place is known, too."""
 GRACE_S = 60.0
 """For so long a link keeps its place if the newcomer is of a network that has as many links."""
 
@@ -53,6 +63,8 @@ class LinkCounts:
     """That it admits, at most."""
     copies: float = 1.0
     """Of each record that a peer sends which can be dialled, on average: those that cannot get theirs from these."""
+    share: float = math.inf
+    """Of the links of those that cannot be dialled, what each has that can, if they are spread evenly."""
 
 
 def link_counts(living: Iterable[PeerFacts], own_peer_id: str) -> LinkCounts:
@@ -69,7 +81,26 @@ def link_counts(living: Iterable[PeerFacts], own_peer_id: str) -> LinkCounts:
     expected = DEGREE + undialable * UNDIALABLE_DEGREE / max(1, dialable)
     incoming = min(MOST_INCOMING, max(MAX_INCOMING, math.ceil(SPARE_INCOMING * expected)))
     copies = min(MOST_COPIES, 1 + undialable / max(1, dialable))
-    return LinkCounts(DEGREE if own_is_dialable else UNDIALABLE_DEGREE, incoming, copies)
+    share = undialable * UNDIALABLE_DEGREE / dialable if dialable and undialable else math.inf
+    return LinkCounts(DEGREE if own_is_dialable else UNDIALABLE_DEGREE, incoming, copies, share)
+
+
+def to_hand_over(incoming: Sequence[Neighbour], share: float, now: float) -> Neighbour | None:
+    """Chooses, of links from peers that nobody can dial, the one to end so that its peer dials somebody who has fewer;
+    None: there are no more than a fair share and a part. Where one goes that many had dialled, the others get its
+    links; who comes in its place gets them by this, one at a time."""
+    if len(incoming) <= SHARE_KEPT * share + 1:
+        return None
+    return min((link for link in incoming if now - link.since >= GRACE_S), key=_usefulness, default=None)
+
+
+def _usefulness(link: Neighbour) -> tuple[float, float]:
+    return link.useful_at, link.since
+
+
+def redial_spread_s(copies: float) -> float:
+    """Seconds within which a peer that has other links dials for one that is missing; 0 where all can be dialled."""
+    return REDIAL_SPREAD_S * (1 - 1 / copies)
 
 
 def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) -> tuple[Neighbour, ...]:
@@ -94,7 +125,7 @@ def to_make_room(incoming: Sequence[Neighbour], network: str, now: float) -> Nei
     crowd = [link for link in incoming if shares[link.network] == most]
     if shares[network] == most:
         crowd = [link for link in crowd if now - link.since >= GRACE_S]
-    return min(crowd, key=lambda link: (link.useful_at, link.since), default=None)
+    return min(crowd, key=_usefulness, default=None)
 
 
 def network_at(address: str) -> str:

@@ -1,6 +1,7 @@
 """Neighbour links: dials peers, keeps the gossip links that this peer chose, leaves alone who failed lately."""
 
 import logging
+import math
 import random
 from collections.abc import Sequence
 
@@ -11,7 +12,17 @@ from molink.dht.gossip.gossip import Gossip
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.membership.neighbours import LinkCounts, Neighbour, link_counts, network_at, to_dial
+from molink.dht.membership.neighbours import (
+    COPIES_HELD_S,
+    HAND_OVER_S,
+    LinkCounts,
+    Neighbour,
+    link_counts,
+    network_at,
+    redial_spread_s,
+    to_dial,
+    to_hand_over,
+)
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.records import PeerFacts
 
@@ -32,6 +43,10 @@ class GossipLinks:
         self._not_before: dict[str, float] = {}
         self._linking: dict[str, str] = {}
         """Peers that are being dialled, or whose link was dialled from here, and the networks of these."""
+        self._dial_at: float | None = None
+        """When a link that is missing is dialled; None: none is."""
+        self._hand_over_at = 0.0
+        self._copies, self._copies_until = 1.0, 0.0
         self.gossip: Gossip | None = None
 
     @property
@@ -54,8 +69,12 @@ class GossipLinks:
         dialled = {link.peer_id: link.network for link in self.gossip.dialled} if self.gossip else {}
         dialled |= self._linking
         counts = self.count(living)
+        self._hand_over(living, counts.share)
         if len(dialled) >= counts.to_dial:
             self._end_surplus(counts.to_dial)
+            self._dial_at = None
+            return
+        if not self._is_time_to_dial(redial_spread_s(counts.copies) if dialled else 0.0):
             return
         addresses = {
             facts.peer_id: facts.addresses
@@ -71,12 +90,33 @@ class GossipLinks:
         for one in to_dial(candidates, dialled.values(), counts.to_dial - len(dialled)):
             self.open(one.peer_id, addresses[one.peer_id])
 
+    def _is_time_to_dial(self, spread_s: float) -> bool:
+        """Whether a missing link is dialled now: at any moment of so many seconds after it was missed first."""
+        now = trio.current_time()
+        if self._dial_at is None:
+            self._dial_at = now + random.uniform(0.0, spread_s)
+        return now >= min(self._dial_at, now + spread_s)
+
     def count(self, living: Sequence[PeerFacts]) -> LinkCounts:
         """Counts the links that the living make fitting, and has gossip admit as many and announce accordingly."""
         counts = link_counts(living, self._host.peer_id)
+        now = trio.current_time()
+        if counts.copies >= self._copies or now >= self._copies_until:
+            self._copies, self._copies_until = counts.copies, now + COPIES_HELD_S
         if self.gossip is not None:
-            self.gossip.most_incoming, self.gossip.copies = counts.incoming, counts.copies
+            self.gossip.most_incoming, self.gossip.copies = counts.incoming, self._copies
         return counts
+
+    def _hand_over(self, living: Sequence[PeerFacts], share: float) -> None:
+        """Ends a link of too many from peers that nobody can dial, from time to time."""
+        now = trio.current_time()
+        if self.gossip is None or share == math.inf or now < self._hand_over_at:
+            return
+        hidden = {facts.peer_id for facts in living if not facts.addresses}
+        leaves = to_hand_over([link for link in self.gossip.incoming if link.peer_id in hidden], share, now)
+        if leaves is not None:
+            self._hand_over_at = now + jittered(self._timing, HAND_OVER_S)
+            self.gossip.end_link(leaves.peer_id)
 
     def _end_surplus(self, to_dial: int) -> None:
         """Ends a link of too many that were dialled, as by a peer that has found out since that nobody can dial it:

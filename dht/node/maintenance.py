@@ -12,7 +12,7 @@ from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, Host, peer_id_in
 from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.membership.membership import Membership
-from molink.dht.membership.neighbours import worth_remembering
+from molink.dht.membership.neighbours import redial_spread_s, worth_remembering
 from molink.dht.membership.timing import anti_entropy_interval_s
 from molink.dht.node.gossip_links import GossipLinks, jittered
 from molink.dht.node.joining import SOURCES, NetworkSettings
@@ -55,9 +55,16 @@ class Maintenance:
         self._remember_due = now + jittered(timing, timing.remember_s) / 10
 
     def schedule_anti_entropy(self) -> None:
-        """Schedules anti-entropy with a neighbour within a few seconds."""
-        soon = trio.current_time() + jittered(self._timing, min(2.0, self._timing.anti_entropy_interval_s))
+        """Schedules anti-entropy with a neighbour, as there is a new link: within a few seconds, but later, when names
+        have told it most, where many peers change links at once and this one has others."""
+        soon_s = jittered(self._timing, self._soon_s())
+        if self._links.gossip is not None and len(self._links.neighbours) > 1:
+            soon_s += random.uniform(0.5, 1.0) * redial_spread_s(self._links.gossip.copies)
+        soon = trio.current_time() + soon_s
         self._anti_entropy_due = min(self._anti_entropy_due, soon)
+
+    def _soon_s(self) -> float:
+        return min(2.0, self._timing.anti_entropy_interval_s)
 
     async def refresh(self) -> None:
         """Copies what is new from two living peers, or from as many as answer.
@@ -114,7 +121,9 @@ class Maintenance:
         """Runs until cancelled."""
         while True:
             await trio.sleep(jittered(self._timing, self._timing.upkeep_s))
-            self._membership.expire()
+            judged = self._membership.expire()
+            if self._links.gossip is not None:
+                self._links.gossip.announce_judged(judged)
             if self._serves:
                 self._links.open_missing(self._membership.living())
                 self._visibility.look(self._sources)
@@ -153,6 +162,7 @@ class Maintenance:
                     await self._reader.compare_with(peer_id)
                 except (DialError, StreamEndedError) as error:
                     logger.debug("comparing tables failed: %s", error)
+                    self._anti_entropy_due = trio.current_time() + jittered(self._timing, self._soon_s())
             return
         try:  # without a link, tables are all that is heard
             await self.refresh()

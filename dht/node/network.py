@@ -63,7 +63,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         maintenance = Maintenance(host, settings, membership, reader, tasks, links, visibility)
         prober = NeighbourProber(settings.identity, host, membership, timing, tasks)
         prober.over_relays = settings.over_relays
-        observer = GossipObserver(reader.facts_wanted, maintenance.schedule_anti_entropy, prober.link_lost)
+        observer = GossipObserver(reader.facts_wanted, maintenance.schedule_anti_entropy, prober.probe)
         gossip = Gossip(host.peer_id, membership, timing, traffic, refusals, observer)
         publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
         links.gossip = prober.gossip = gossip
@@ -86,6 +86,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         nursery.start_soon(maintenance.run)
         nursery.start_soon(publisher.run)
         nursery.start_soon(gossip.run)
+        nursery.start_soon(prober.run)
         yield Network(host, gossip, publisher, maintenance, traffic)
         nursery.cancel_scope.cancel()
 

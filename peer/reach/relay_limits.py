@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from molink.dht.membership.door import ConnectionLimits
 from molink.peer.serving.budgets import Bucket, RequestRate, RequestRates
 from molink.peer.wire.reach.splice import Pace
-from molink.routing.latency.relayed_links import MOST_RELAYED_MBPS, relayed_mbps
+from molink.routing.latency.relayed_links import BURST_S, MOST_RELAYED_MBPS, relayed_mbps
 
 REACHES = RequestRates(RequestRate(1.0, 16.0), RequestRate(2.0, 48.0), RequestRate(16.0, 128.0))
 """Each has a peer dial this relay."""
 DIAL_BACKS = RequestRates(RequestRate(0.02, 4.0), RequestRate(0.05, 8.0), RequestRate(1.0, 16.0))
 """Each costs this machine a connection of its own."""
 DESCRIPTOR_PART = 8
-_BURST_S = 0.25
-"""So much of the rate may go at once: a chunk beside a few decode rows."""
 _FULL = Bucket(math.inf, 0.0)
 """Of whatever rate."""
 
@@ -103,8 +101,8 @@ class PairPaces:
             nonlocal own
             (rate, pairs), now_s = self._rate(), self._clock()
             whole, part = (
-                RequestRate(rate, rate * _BURST_S),
-                RequestRate(rate / pairs, rate / pairs * _BURST_S),
+                RequestRate(rate, rate * BURST_S),
+                RequestRate(rate / pairs, rate / pairs * BURST_S),
             )
             own = own.filled(part, now_s).less(count)
             own = replace(own, left=max(own.left, -count))  # what was left by others is not owed

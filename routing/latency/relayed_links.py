@@ -3,7 +3,8 @@
 Two peers have a direct link if either can be dialled, or if the NATs of both are cones, so that they can punch a hole
 (Ford, Srisuresh and Kegel: Peer-to-peer communication across network address translators, 2005). Of any others, the
 sender asks for the receiver at a relay where that one stays. A relay gives away a part of its uplink, of which each
-pair that it joins has an equal share.
+pair that it joins has an equal share. It keeps to that by token buckets (`peer/reach/relay_limits.py`), so that what is
+as short as a decode step's activation passes at the rate of its line, and what is long, as a prompt, at the share.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from molink.routing.latency.latency_matrix import is_round_trip, latency_matrix_
 MOST_RELAYED_MBPS = 20.0
 RELAYED_PART = 10
 """Unless its owner says otherwise, a peer relays with one in so many of what its line carries away."""
+BURST_S = 0.25
+"""So much of a share passes at once, if as much was left before: a chunk beside a few decode rows."""
 _NAME_LENGTH = 8
 
 
@@ -32,6 +35,12 @@ class RelayOffer:
     coordinate: Coordinate | None
     mbps: float
     """Share of one link among those that the relay is expected to join."""
+    line_mbps: float
+    """What the relay's whole line carries away."""
+
+    def through_ms(self, size_bytes: int) -> float:
+        """Milliseconds that so many bytes take through the relay, if it carried no more than the share before."""
+        return float(through_relay_ms(size_bytes, np.array(self.mbps), np.array(self.line_mbps)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,14 +58,37 @@ class PeerLinks:
         at = -1 if self.chosen is None else int(self.chosen[source, target])
         return self.offers[at] if at >= 0 else None
 
-    def relay_ms(self, size_bytes: int, uplinks_mbps: FloatArray) -> FloatArray | None:
-        """[peers, peers]: milliseconds that so many bytes take longer at the relay than on the sender's own line;
-        None: no link needs a relay. `uplinks_mbps` has one for each peer."""
+    def relay_ms(self, size_bytes: int, uplinks_mbps: FloatArray) -> "RelayTimes | None":
+        """What so many bytes take longer at the relay than on the sender's own line; None: no link needs a relay.
+        `uplinks_mbps` has one for each peer."""
         if self.chosen is None:
             return None
         shares = np.array([*(offer.mbps for offer in self.offers), np.inf])[self.chosen]
-        longer = np.maximum(0.0, 1.0 / shares - 1.0 / uplinks_mbps[:, None])
-        return np.asarray(np.where(self.chosen >= 0, size_bytes * 8 / 1000 * longer, 0.0))
+        lines = np.array([*(offer.line_mbps for offer in self.offers), np.inf])[self.chosen]
+        own_ms = size_bytes * 8 / 1000 / uplinks_mbps[:, None]
+        alone_ms = np.maximum(0.0, through_relay_ms(size_bytes, shares, lines) - own_ms)
+        among_ms = np.maximum(0.0, size_bytes * 8 / 1000 / shares - own_ms)
+        needed = self.chosen >= 0
+        return RelayTimes(np.where(needed, alone_ms, 0.0), np.where(needed, among_ms, 0.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RelayTimes:
+    """Milliseconds that the same bytes take longer over relays; both arrays are [peers, peers], row = from."""
+
+    alone_ms: FloatArray
+    """By themselves, as a decode step's activation: none comes before the share has let them pass."""
+    among_ms: FloatArray
+    """Among many more, as those of a prompt."""
+
+
+def through_relay_ms(size_bytes: int, share_mbps: FloatArray, line_mbps: FloatArray) -> FloatArray:
+    """Milliseconds that so many bytes take through a relay whose bucket is full: what the bucket holds at the rate of
+    the relay's line, the rest at the share. The buckets are full where steps take longer than BURST_S, or than the
+    share takes for what they send. Three arrays of one shape."""
+    kilobits = size_bytes * 8 / 1000
+    at_once = np.minimum(kilobits, 1000 * BURST_S * share_mbps)
+    return np.asarray(at_once / line_mbps + (kilobits - at_once) / share_mbps)
 
 
 def relayed_mbps(uplink_mbps: float | None) -> float:
@@ -65,6 +97,12 @@ def relayed_mbps(uplink_mbps: float | None) -> float:
     if uplink_mbps is None:
         return MOST_RELAYED_MBPS / 4
     return min(MOST_RELAYED_MBPS, uplink_mbps / RELAYED_PART)
+
+
+def relay_line_mbps(uplink_mbps: float | None) -> float:
+    """What the line of a relay with such an uplink carries away; where nobody has measured it, as much as goes with
+    what it then relays with."""
+    return relayed_mbps(None) * RELAYED_PART if uplink_mbps is None else uplink_mbps
 
 
 def needs_relay(one: PeerFacts, other: PeerFacts) -> bool:
@@ -113,7 +151,7 @@ def peer_links(
     """Links between peers: measured first, else as `latency_matrix_ms` predicts them, over a relay if they need one.
 
     The relay is that of the receiver's over which `size_bytes` arrive first: both legs, each as `latency_matrix_ms` has
-    it, and the bytes at the link's share. `offers` as `relay_offers` has them, of these peers at least.
+    it, and the bytes as `through_relay_ms` has them. `offers` as `relay_offers` has them, of these peers at least.
     """
     names = [view.peer_id for view in views]
     coordinates = [view.facts.coordinate for view in views]
@@ -141,7 +179,7 @@ def peer_links(
         sources = np.flatnonzero(needs[:, target])
         # the relay itself reads no frame, so that there is one hop's overhead and not two
         ways_ms = legs_ms[np.ix_(sources, at)] + legs_ms[at, target] - cost.hop_overhead_ms
-        sent_ms = np.array([size_bytes * 8 / 1000 / used[place].mbps for place in stays])
+        sent_ms = np.array([used[place].through_ms(size_bytes) for place in stays])
         best = (ways_ms + sent_ms).argmin(axis=1)
         latency_ms[sources, target] = np.maximum(0.0, ways_ms[np.arange(len(sources)), best])
         chosen[sources, target] = np.array(stays)[best]
@@ -164,7 +202,13 @@ def _needing(views: Sequence[PeerView], rtt_ms: Mapping[tuple[str, str], float])
 
 def _offer(peer_id: str, facts: PeerFacts | None, pairs: float) -> RelayOffer:
     """Of a relay that joins so many pairs by now."""
-    if facts is None:
-        return RelayOffer(peer_id, peer_id[-_NAME_LENGTH:], None, relayed_mbps(None) / (1 + pairs))
-    name = facts.name or peer_id[-_NAME_LENGTH:]
-    return RelayOffer(peer_id, name, facts.coordinate, relayed_mbps(facts.uplink_mbps) / (1 + pairs))
+    name, uplink_mbps = "", None
+    if facts is not None:
+        name, uplink_mbps = facts.name, facts.uplink_mbps
+    return RelayOffer(
+        peer_id,
+        name or peer_id[-_NAME_LENGTH:],
+        None if facts is None else facts.coordinate,
+        relayed_mbps(uplink_mbps) / (1 + pairs),
+        relay_line_mbps(uplink_mbps),
+    )

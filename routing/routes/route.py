@@ -116,7 +116,8 @@ def _stages(
 def _sent_at_mbps(
     posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel
 ) -> list[float | None]:
-    """What each hop's link carries: the hop's uplink, or its relay's share if that is less; None: nobody knows."""
+    """What each hop's link carries of a prompt: the hop's uplink, or its relay's share if that is less; None: nobody
+    knows."""
     found: list[float | None] = []
     for hop, following in _linked(hops):
         uplink_mbps = snapshot.seen(posed.views[hop.machine]).uplink_mbps
@@ -146,7 +147,7 @@ def _route_hop(
     problem, view, costs = posed.problem, posed.views[hop.machine], posed.costs[hop.machine]
     first, last = hop.start == 0, hop.stop == problem.layers
     layers = hop.stop - hop.start
-    relay_ms = posed.relay_of(hop.machine, following.machine)
+    relay_ms, prompt_relay_ms = posed.relay_of(hop.machine, following.machine)
     compute = [
         Term("layers", layers * costs.layer_ms, in_tpot=True),
         Term("batching", layers * (costs.batched_layer_ms - costs.layer_ms), in_tpot=True),
@@ -161,7 +162,7 @@ def _route_hop(
         Term("relay", relay_ms, in_tpot=not last),
         # the tail returns a token, not an activation: it is charged for what it does not send
         Term("transfer", costs.transfer_ms, in_tpot=not last),
-        Term("prefill", costs.prefill_ms + relay_ms * posed.demand.prompt_part, in_tpot=False),
+        Term("prefill", costs.prefill_ms + prompt_relay_ms * posed.demand.prompt_part, in_tpot=False),
         Term("loading", _loading_ms(posed, hop) * problem.load_weight, in_tpot=False),
         Term("reliability", costs.reliability_ms, in_tpot=False),
     ]

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from molink.dht.gossip.spreading import RECORD_ID_BYTES
 from molink.dht.gossip.table import DIGESTS
 from molink.dht.host.compressed_stream import Deflater
+from molink.dht.membership.send_pace import LINE_BITS_PER_S, WIRE_BYTES
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming, NewsRate, ihave_interval_s
 from molink.dht.records import announcement_pb2 as pb
 
-FRAME_BYTES, WIRE_BYTES = 2, 12 + 18 + 40 + 26
-"""A frame's head; yamux, noise, TCP and IP, and half an acknowledgement, for each frame that goes alone."""
-BUDGET_KBIT_S = 32.0
+FRAME_BYTES = 2
+"""A frame's head."""
+BUDGET_KBIT_S = LINE_BITS_PER_S / 1000
 COMPARISONS_OF_NEWCOMERS, COMPARISONS_OF_CLIENTS = 2, 2
 """Peers with which a newcomer compares the table that it has copied from another, and a client its own."""
 KINDS = ("states", "facts", "losses", "frames", "repair", "newcomers", "clients")

@@ -19,7 +19,13 @@ from molink.peer.reach.reachability import (
     judge,
     stays_for,
 )
-from molink.routing.latency.relayed_links import RelayOffer, is_undialable, needs_relay, relayed_mbps
+from molink.routing.latency.relayed_links import (
+    RelayOffer,
+    is_undialable,
+    needs_relay,
+    relay_line_mbps,
+    relayed_mbps,
+)
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.population.volunteers import Volunteer
 
@@ -110,13 +116,20 @@ class SwarmReach:
         """What a volunteer relays with, all pairs together."""
         return relayed_mbps(self._volunteers[peer_id].uplink_mbps)
 
+    def offer(self, peer_id: str, pairs: int = 0) -> RelayOffer:
+        """What a relay offers to one more link while it joins so many pairs."""
+        volunteer = self._volunteers[peer_id]
+        return RelayOffer(
+            peer_id,
+            volunteer.facts.name,
+            volunteer.facts.coordinate,
+            self.relays_with_mbps(peer_id) / (1 + pairs),
+            relay_line_mbps(volunteer.uplink_mbps),
+        )
+
     def offers(self) -> dict[str, RelayOffer]:
         """What each relay offers while it joins nobody."""
-        return {
-            peer_id: RelayOffer(peer_id, facts.name, facts.coordinate, self.relays_with_mbps(peer_id))
-            for peer_id in self._relays
-            if (facts := self._facts(peer_id)) is not None
-        }
+        return {peer_id: self.offer(peer_id) for peer_id in self._relays}
 
     def _announced(self, volunteer: Volunteer, facts: PeerFacts) -> Volunteer:
         for relay in facts.relays:

@@ -11,7 +11,7 @@ from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
 from molink.simnet.swarm.sessions.relaying import Relaying
-from molink.simnet.swarm.sessions.step_cost import COST, SimulatedHop, link_ms
+from molink.simnet.swarm.sessions.step_cost import SimulatedHop, link_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,20 +48,8 @@ class SessionContext:
                 hop.peer_id,
                 hop.span,
                 link_ms(self.places.rtt_ms(hop.peer_id, after.peer_id)) if count > 1 else 0.0,
-                self._sent_at_mbps(hop.peer_id, after.peer_id)
-                if count > 1
-                else self._uplink_mbps(hop.peer_id),
+                self.members[hop.peer_id].volunteer.uplink_mbps,
+                self.relaying.offer(hop.peer_id, after.peer_id) if self.relaying and count > 1 else None,
             )
             for hop, after in zip(route.hops, following, strict=True)
         )
-
-    def _uplink_mbps(self, peer_id: str) -> float | None:
-        return self.members[peer_id].volunteer.uplink_mbps
-
-    def _sent_at_mbps(self, sender: str, receiver: str) -> float | None:
-        """What the link carries: the sender's uplink, or its share of a relay if that is less."""
-        uplink_mbps = self._uplink_mbps(sender)
-        share_mbps = None if self.relaying is None else self.relaying.share_mbps(sender, receiver)
-        if share_mbps is None:
-            return uplink_mbps
-        return min(share_mbps, uplink_mbps or COST.unknown_bandwidth_mbps)

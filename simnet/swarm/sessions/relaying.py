@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from molink.routing.latency.relayed_links import RelayOffer
 from molink.shards.spec import ModelSpec
 from molink.simnet.swarm.population.reach import SwarmReach
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
@@ -46,14 +47,15 @@ class Relaying:
         self._model = model
         self._open: dict[int, _Opened] = {}
 
-    def share_mbps(self, sender: str, receiver: str) -> float | None:
-        """What a link would carry over its relay; None: it needs none."""
+    def offer(self, sender: str, receiver: str) -> RelayOffer | None:
+        """What a link has of its relay; None: it needs none."""
         relay = self.reach.relay_between(sender, receiver)
         if relay is None:
             return None
         load = self.loads.get(relay)
-        others = 0 if load is None else len(load.pairs.keys() - {_pair(sender, receiver)})
-        return self.reach.relays_with_mbps(relay) / (1 + others)
+        return self.reach.offer(
+            relay, 0 if load is None else len(load.pairs.keys() - {_pair(sender, receiver)})
+        )
 
     def begin(self, one: SimulatedGeneration, lacking: int, now_s: float) -> None:
         """A session computes on its circuit, first so many tokens of its history."""

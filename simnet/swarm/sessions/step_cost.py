@@ -13,6 +13,7 @@ from molink.routing.cost.first_token import prompt_chunks
 from molink.routing.cost.pipeline import stage_of
 from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, batch_size, queue_ms, transmission_ms
+from molink.routing.latency.relayed_links import RelayOffer
 from molink.shards.spec import ModelSpec, Span
 
 COST = CostModel()
@@ -27,6 +28,16 @@ class SimulatedHop:
     link_ms: float
     """One way to the next hop, with what taking in a message costs; 0 if the circuit has one hop."""
     uplink_mbps: float | None
+    """Of the peer's own line."""
+    relay: RelayOffer | None = None
+    """Over which the link goes."""
+
+    @property
+    def prompt_mbps(self) -> float | None:
+        """What of a prompt the link carries: the uplink, or the relay's share if that is less."""
+        if self.relay is None:
+            return self.uplink_mbps
+        return min(self.relay.mbps, self.uplink_mbps or COST.unknown_bandwidth_mbps)
 
 
 def link_ms(rtt_ms: float) -> float:
@@ -62,7 +73,8 @@ def own_ms(hop: SimulatedHop, facts: PeerFacts, model: ModelSpec, demand: Demand
         total += facts.embed_ms + _service_ms(facts)
     if hop.span.stop == model.layers:
         return total + facts.head_ms
-    return total + transmission_ms(model.activation_bytes, PeerObservation(uplink_mbps=hop.uplink_mbps), COST)
+    sent_ms = transmission_ms(model.activation_bytes, PeerObservation(uplink_mbps=hop.uplink_mbps), COST)
+    return total + max(sent_ms, hop.relay.through_ms(model.activation_bytes) if hop.relay else 0.0)
 
 
 def first_token_ms(
@@ -74,7 +86,7 @@ def first_token_ms(
 ) -> float:
     """Milliseconds from the start of the ready circuit to its first token at the client."""
     stages = [
-        stage_of(view.facts, hop.span, model, hop.link_ms, hop.uplink_mbps)
+        stage_of(view.facts, hop.span, model, hop.link_ms, hop.prompt_mbps)
         for hop, view in zip(hops, views, strict=True)
     ]
     waits_ms = client_rtt_ms + _service_ms(views[0].facts) + sum(queue_ms(view, COST) for view in views)

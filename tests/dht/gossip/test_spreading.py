@@ -24,6 +24,7 @@ class Net:
         self.peers = [LazyPush() for _ in range(peers)]
         self.held: list[set[bytes]] = [set() for _ in range(peers)]
         self.carried = 0
+        self.links = [[b if a == at else a for a, b in sorted(links) if at in (a, b)] for at in range(peers)]
         for one, other in links:
             self.peers[one].open_link(str(other))
             self.peers[other].open_link(str(one))
@@ -35,10 +36,11 @@ class Net:
 
     def tick(self) -> None:
         for at, peer in enumerate(self.peers):
-            for to, names in list(peer.take_ihaves()):
-                asked = self.peers[int(to)].receive_ihave(str(at), names, 0.0)
-                for record in peer.receive_iwant(asked):
-                    self._arrive(int(to), at, record)
+            for to in self.links[at]:
+                for names in peer.take_ihaves(str(to)):
+                    asked = self.peers[to].receive_ihave(str(at), names, 0.0)
+                    for record in peer.receive_iwant(asked):
+                        self._arrive(to, at, record)
 
     def _arrive(self, to: int, source: int, record: bytes) -> None:
         self.carried += 1
@@ -122,4 +124,17 @@ def test_a_new_link_is_told_the_latest_that_are_gone_and_nothing_else_of_before(
         peer.forward(word, "source", push=False, gone=True)
     peer.forward(b"a state", "source", push=False)
     peer.open_link("newcomer")
-    assert list(peer.take_ihaves()) == [("newcomer", tuple(record_id(word) for word in words[3:]))]
+    assert list(peer.take_ihaves("newcomer")) == [tuple(record_id(word) for word in words[3:])]
+    assert list(peer.take_ihaves("nobody")) == []
+
+
+def test_what_says_who_is_there_is_announced_alone_where_the_rest_waits() -> None:
+    peer, words = LazyPush(), tuple(bytes([number]) for number in range(4))
+    peer.open_link("neighbour")
+    for word in words[:2]:
+        peer.forward(word, "source", push=False)
+    peer.forward(words[2], "source", push=False, urgent=True)
+    peer.forward(words[3], "source", push=False, gone=True)
+    assert list(peer.take_ihaves("neighbour", urgent=True)) == [tuple(record_id(word) for word in words[2:])]
+    assert list(peer.take_ihaves("neighbour", urgent=True)) == []
+    assert list(peer.take_ihaves("neighbour")) == [tuple(record_id(word) for word in words[:2])]

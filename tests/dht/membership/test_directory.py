@@ -38,7 +38,7 @@ def test_a_peer_is_seen_once_facts_and_state_are_known() -> None:
     assert directory.accept_state(state(), 0.0) is Reason.UNKNOWN_PEER
     assert directory.accept_facts(facts(), 0.0) == Accepted(ADA.peer_id, newcomer=True)
     assert seen(directory, 0.0) == set()
-    assert directory.accept_state(state(), 1.0) == Accepted(ADA.peer_id)
+    assert directory.accept_state(state(), 1.0) == Accepted(ADA.peer_id, returns=True)
     (view,) = directory.snapshot(3.0)
     assert (view.facts, view.state) == (facts_of(ADA), state_of(ADA))
     assert view.age_s == pytest.approx(2.0)
@@ -134,7 +134,7 @@ def test_forgotten_facts_can_be_learned_again() -> None:
     directory.accept_state(state(ttl_s=57), 0.0)
     directory.expire(100.0)
     accepted = directory.accept_state(state(sequence=3), 101.0)
-    assert accepted == Accepted(ADA.peer_id, facts_wanted=True)
+    assert accepted == Accepted(ADA.peer_id, facts_wanted=True, returns=True)
     directory.accept_facts(facts(ttl_s=100), 102.0, age_s=10.0)
     assert seen(directory, 102.0) == {ADA.peer_id}
 

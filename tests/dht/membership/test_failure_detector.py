@@ -11,13 +11,16 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
 from molink.dht.membership.entries import living_records
 from molink.dht.membership.failure_detector import (
+    DEFER_S,
     LEAST_LOSSES,
     MAX_AHEAD_MS,
+    MAX_DEFERRED,
     MAX_FALSE,
     MAX_LOSSES_OF_ONE,
     MAX_WITNESSES,
     NETWORK_SHARE,
     WINDOW_S,
+    DeferredSuspicions,
     FailureDetector,
 )
 from molink.dht.membership.held import Origin
@@ -117,10 +120,71 @@ def test_strangers_the_silent_and_the_lost_peer_itself_are_no_witnesses() -> Non
     assert directory.accept_loss(loss(stranger), 1.0) is Reason.UNKNOWN_PEER
     goodbye = sign_state(replace(state_of(BOB, sequence=9, ttl_s=0), spans=()), BOB)
     directory.accept_state(goodbye, 1.0)
-    assert directory.accept_loss(loss(BOB), 2.0) is Reason.UNKNOWN_PEER
+    assert isinstance(directory.accept_loss(loss(BOB), REFUTE_S), Accepted)  # it said so before it left
+    assert directory.accept_loss(loss(BOB, sequence=3), 1.0 + REFUTE_S) is Reason.UNKNOWN_PEER
     assert directory.accept_loss(loss(ADA), 3.0) is Reason.MALFORMED
     assert directory.accept_loss(loss(EVE, lost=stranger), 4.0) is Reason.UNKNOWN_PEER
     assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_an_accusation_that_comes_before_its_witness_is_known_counts_from_then_on() -> None:
+    directory, newcomer = of_four(), Identity.generate()
+    directory.accept_loss(loss(BOB), 10.0)
+    early = loss(newcomer)
+    assert directory.accept_loss(early, 10.0) is Reason.UNKNOWN_PEER
+    assert directory.retry_losses(11.0) == ()
+    directory.accept_facts(sign_facts(facts_of(newcomer, ttl_s=TTL_S), newcomer), 12.0)
+    said(directory, newcomer, 2, 12.0)
+    assert directory.retry_losses(13.0) == ((early, Accepted(ADA.peer_id, gone=True)),)
+    assert directory.retry_losses(14.0) == ()
+    assert directory.failure_detector.count_witnesses(tag(ADA)) == 2
+
+
+def test_an_accusation_that_is_ahead_of_what_is_known_counts_when_time_has_caught_up() -> None:
+    directory = of_four()
+    ahead = loss(BOB, sequence=2 + MAX_AHEAD_MS + 5_000)
+    assert directory.accept_loss(ahead, 1.0) is Reason.UNKNOWN_PEER
+    assert directory.retry_losses(2.0) == ()
+    assert directory.retry_losses(6.0) == ((ahead, Accepted(ADA.peer_id, gone=True)),)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.binary(min_size=1, max_size=2)), max_size=200))
+def test_of_what_cannot_be_judged_a_bounded_number_is_kept_for_a_minute(
+    heard: list[tuple[float, bytes]],
+) -> None:
+    deferred, now = DeferredSuspicions(), 0.0
+    for gap_s, record in heard:
+        now += gap_s
+        deferred.defer(record, now)
+    kept = deferred.take(now)
+    assert len(kept) <= MAX_DEFERRED
+    assert all(now < until <= now + DEFER_S for _, until in kept)
+    assert deferred.take(now) == ()
+
+
+def test_whom_two_call_gone_is_not_handed_on_until_it_speaks() -> None:
+    directory = of_four()
+    directory.accept_loss(loss(BOB), 10.0)
+    assert not directory.failure_detector.is_suspected(tag(ADA))
+    directory.accept_loss(loss(EVE), 10.0)
+    assert directory.failure_detector.is_suspected(tag(ADA))
+    said(directory, ADA, 3, 20.0)
+    assert not directory.failure_detector.is_suspected(tag(ADA))
+
+
+def test_a_suspicion_is_undecided_until_a_second_confirms_it_or_the_peer_has_spoken() -> None:
+    directory = of_four()
+    detector = directory.failure_detector
+    directory.accept_loss(loss(BOB), 10.0)
+    assert detector.undecided(9.0) == ()
+    assert detector.undecided(10.0) == (tag(ADA),)
+    directory.accept_loss(loss(EVE), 11.0)
+    assert detector.undecided(20.0) == ()
+    assert said(directory, ADA, 3, 20.0) == Accepted(ADA.peer_id, returns=True)
+    directory.accept_loss(loss(BOB, sequence=3), 30.0)
+    assert detector.undecided(30.0) == (tag(ADA),)
+    said(directory, ADA, 4, 40.0)
+    assert detector.undecided(40.0) == ()
 
 
 def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:

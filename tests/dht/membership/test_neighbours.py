@@ -1,10 +1,11 @@
 """Whom a peer dials, and who makes room for whom: no network takes all links."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of
 
@@ -14,12 +15,16 @@ from molink.dht.membership.neighbours import (
     MAX_INCOMING,
     MOST_INCOMING,
     NETWORKS,
+    REDIAL_SPREAD_S,
+    SHARE_KEPT,
     UNDIALABLE_DEGREE,
     LinkCounts,
     Neighbour,
     link_counts,
     network_at,
+    redial_spread_s,
     to_dial,
+    to_hand_over,
     to_make_room,
     worth_remembering,
 )
@@ -51,6 +56,47 @@ def test_where_few_can_be_dialled_they_have_a_place_for_every_link_of_the_others
     assert ours.copies == theirs.copies == (dialable + undialable) / dialable
     assert dialable * ours.incoming >= undialable * theirs.to_dial + dialable * min(dialable - 1, DEGREE)
     assert ours.incoming <= MOST_INCOMING
+    assert ours.share == undialable * UNDIALABLE_DEGREE / dialable
+
+
+@given(incoming, st.floats(0.0, 12.0), st.floats(0.0, 600.0))
+def test_who_has_more_than_its_share_hands_over_an_old_link_and_nobody_else_does(
+    links: list[Neighbour], share: float, now: float
+) -> None:
+    leaves = to_hand_over(links, share, now)
+    if len(links) <= SHARE_KEPT * share + 1:
+        assert leaves is None
+    elif leaves is None:
+        assert all(now - link.since < GRACE_S for link in links)
+    else:
+        assert now - leaves.since >= GRACE_S
+    assert to_hand_over(links, link_counts((), "nobody").share, now) is None
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(3, 8), st.integers(20, 60), st.integers(0, 2**32))
+def test_links_go_over_to_who_comes_in_the_place_of_one_that_is_gone(
+    dialable: int, undialable: int, seed: int
+) -> None:
+    chance, share = random.Random(seed), undialable * UNDIALABLE_DEGREE / dialable
+    links = {name: dict.fromkeys(chance.sample(range(dialable - 1), 2), 0.0) for name in range(undialable)}
+    for moment in range(6 * undialable):
+        full, now = moment % dialable, GRACE_S + moment
+        here = [Neighbour(str(name), "", ends[full]) for name, ends in links.items() if full in ends]
+        if (leaves := to_hand_over(here, share, now)) is not None:
+            ends = links[int(leaves.peer_id)]
+            to = chance.choice([one for one in range(dialable) if one not in ends])
+            del ends[full]
+            ends[to] = now
+    most = Counter(end for ends in links.values() for end in ends).most_common(1)[0][1]
+    assert most <= SHARE_KEPT * share + 2
+
+
+def test_missing_links_are_dialled_at_once_where_all_can_be_dialled_and_over_some_time_where_few_can() -> (
+    None
+):
+    assert redial_spread_s(1.0) == 0.0
+    assert 0.9 * REDIAL_SPREAD_S < redial_spread_s(21.0) < REDIAL_SPREAD_S
 
 
 @given(candidates, st.lists(networks, max_size=3), st.integers(0, 4))

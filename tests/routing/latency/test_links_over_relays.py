@@ -1,5 +1,6 @@
 """Links of peers that nobody can dial: direct where a hole can be punched, else over the best relay, at its share."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 
 from molink.dht.records.records import Coordinate, PeerView, RelayAt
+from molink.peer.reach.relay_limits import PairPaces
 from molink.routing import CostModel, Hop, Snapshot, plan, preview_join
 from molink.routing.cost.terms import Demand
 from molink.routing.latency.latency_matrix import latency_matrix_ms
 from molink.routing.latency.relayed_links import (
     MOST_RELAYED_MBPS,
     PeerLinks,
+    RelayOffer,
     peer_links,
     relay_offers,
     relayed_mbps,
@@ -88,7 +91,7 @@ def test_the_relay_is_one_of_the_receivers_and_none_of_them_brings_an_activation
 
     def arrives_ms(source: int, target: int, name: str) -> float:
         legs = direct[source, rows[name]] + direct[rows[name], target] - COST.hop_overhead_ms
-        return float(legs + MODEL.activation_bytes * 8 / 1000 / offers[name].mbps)
+        return float(legs + offers[name].through_ms(MODEL.activation_bytes))
 
     for source in range(len(views)):
         for target, other in enumerate(views):
@@ -99,7 +102,7 @@ def test_the_relay_is_one_of_the_receivers_and_none_of_them_brings_an_activation
             assert chosen.peer_id in stays
             own = arrives_ms(source, target, chosen.peer_id)
             assert own == pytest.approx(min(arrives_ms(source, target, name) for name in stays))
-            sent = MODEL.activation_bytes * 8 / 1000 / chosen.mbps
+            sent = chosen.through_ms(MODEL.activation_bytes)
             assert links.latency_ms[source, target] == pytest.approx(own - sent)
 
 
@@ -126,19 +129,40 @@ def test_of_who_is_not_known_the_relays_are_asked_as_they_are_announced() -> Non
     assert Snapshot((), MODEL).preferred_relays("me", stranger.facts) == stranger.facts.relays
 
 
-@given(swarms(), st.floats(1.0, 500.0))
+@given(swarms(), st.floats(1.0, 500.0), st.sampled_from([100, 10_000, 10_000_000]))
 def test_a_relay_never_makes_bytes_faster_and_touches_no_direct_link(
-    views: list[PeerView], uplink_mbps: float
+    views: list[PeerView], uplink_mbps: float, size_bytes: int
 ) -> None:
     links = links_of(views)
-    longer = links.relay_ms(10_000, np.full(len(views), uplink_mbps))
+    longer = links.relay_ms(size_bytes, np.full(len(views), uplink_mbps))
     if longer is None:
         return
+    own_ms = size_bytes * 8 / 1000 / uplink_mbps
     for source in range(len(views)):
         for target in range(len(views)):
             chosen = links.relay(source, target)
-            at_once = 0.0 if chosen is None else 80 / chosen.mbps - 80 / uplink_mbps
-            assert longer[source, target] == pytest.approx(max(0.0, at_once))
+            through_ms = 0.0 if chosen is None else chosen.through_ms(size_bytes)
+            at_share_ms = 0.0 if chosen is None else size_bytes * 8 / 1000 / chosen.mbps
+            assert longer.alone_ms[source, target] == pytest.approx(max(0.0, through_ms - own_ms))
+            assert longer.among_ms[source, target] == pytest.approx(max(0.0, at_share_ms - own_ms))
+            assert longer.alone_ms[source, target] <= longer.among_ms[source, target] + 1e-9
+
+
+@given(st.floats(0.1, 20.0), st.integers(1, 60), st.integers(1, 400_000))
+def test_a_step_passes_a_relays_buckets_as_it_is_modelled(mbps: float, pairs: int, size_bytes: int) -> None:
+    """A relay that is busy with others' prompts, on a line that takes no time."""
+    now, rate = [0.0], mbps * 1e6 / 8
+    part_bytes = max(256, size_bytes // 100)
+    paces = PairPaces(lambda: (rate, pairs), lambda: now[0])
+    prompts, decode = paces.pace(), paces.pace()
+    parts, waited_s = [part_bytes] * (size_bytes // part_bytes) + [size_bytes % part_bytes], 0.0
+    for part in parts:
+        prompts(int(rate * (1 + now[0])))
+        wait_s = decode(part)
+        waited_s, now[0] = waited_s + wait_s, now[0] + wait_s
+    offer = RelayOffer("r0", "r0", None, mbps / pairs, math.inf)
+    part_ms = part_bytes * 8 / 1000 / offer.mbps
+    assert waited_s * 1000 == pytest.approx(offer.through_ms(size_bytes), rel=1e-3, abs=part_ms + 1e-3)
 
 
 @given(swarms(), st.floats(0.0, 500.0))
@@ -165,10 +189,10 @@ def test_a_relay_gives_a_tenth_of_its_uplink_and_never_more_than_its_most() -> N
     assert relayed_mbps(10_000.0) == MOST_RELAYED_MBPS
 
 
-def pair(*, cone: bool = False) -> Snapshot:
+def pair(*, cone: bool = False, uplink_mbps: float = 10.0) -> Snapshot:
     low = hidden(peer("low", (0, 4), coordinate=at(0.0)), "r0", cone=cone)
     high = hidden(peer("high", (4, 8), coordinate=at(10.0)), "r0", cone=cone)
-    return snapshot_of(low, high, relay("r0", at(100.0), 10.0))
+    return snapshot_of(low, high, relay("r0", at(100.0), uplink_mbps))
 
 
 def test_the_terms_name_what_a_relay_adds_and_add_up_to_the_objective() -> None:
@@ -179,7 +203,11 @@ def test_the_terms_name_what_a_relay_adds_and_add_up_to_the_objective() -> None:
     assert route.objective_ms == pytest.approx(objective_ms(problem, hops))
     terms = {term.name: term for term in route.hops[0].terms}
     assert terms["link"].ms == pytest.approx((104 + 94) / 2 + COST.hop_overhead_ms)
-    assert terms["relay"].ms == pytest.approx(MODEL.activation_bytes * 8 / 1000 * (1 / 1.0 - 1 / 20))
+    assert terms["relay"].ms == pytest.approx(MODEL.activation_bytes * 8 / 1000 * (1 / 10 - 1 / 20))
+    costs = snapshot.pose(Demand.of(100, 40)).costs[hops[0].machine]
+    assert terms["prefill"].ms - costs.prefill_ms == pytest.approx(
+        MODEL.activation_bytes * 8 / 1000 * (1 / 1.0 - 1 / 20) * Demand.of(100, 40).prompt_part
+    )
     assert terms["relay"].in_tpot
     assert not {term.name: term for term in route.hops[1].terms}["relay"].in_tpot
     assert route.hops[0].relay is not None

@@ -18,16 +18,15 @@ from molink.dht.host.framing import FrameStream
 from molink.dht.host.host import DialError, Listen, StreamHandler
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
+from molink.dht.membership.send_pace import CONNECTION_BYTES, WIRE_BYTES
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.node.joining import NetworkSettings
 from molink.dht.node.network import Network, open_network
 from molink.dht.records.records import PeerFacts, PeerState, RelayAt
-from molink.simnet.swarm.members.traffic import WIRE_BYTES
+from molink.peer.wire.link.certificate import new_certificate
 
 DELAY_S = 0.03
 CONNECTING_S = 0.15
-CONNECTING_BYTES = 1500
-"""Of each end: TCP, noise and negotiation."""
 EPOCH_S = 1.7e9
 
 
@@ -116,7 +115,7 @@ class VirtualHost:
         if other is None or peer_id not in self._swarm.dialable:
             raise DialError("nobody answers there")
         for end in (self, other):
-            self._swarm.sent(end.peer_id, CONNECTING_BYTES)
+            self._swarm.sent(end.peer_id, CONNECTION_BYTES)
         self.connected.setdefault(peer_id, [])
         other.connected.setdefault(self.peer_id, [])
         return peer_id
@@ -251,7 +250,7 @@ class VirtualSwarm:
         self.dialable.discard(peer.peer_id)
 
     def _facts(self, identity: Identity, *, dialable: bool) -> PeerFacts:
-        facts = replace(facts_of(identity), addresses=(), certificate=identity.public_key * 12)
+        facts = replace(facts_of(identity), addresses=(), certificate=new_certificate(identity.peer_id).der)
         if dialable:
             return replace(facts, relay_address="192.0.2.7:4003")
         relays = tuple(
