@@ -97,8 +97,8 @@ class RateEstimator:
         """Raises the estimate to a rate that the line was seen to carry; earlier measurements are dropped."""
         if self.bytes_per_s is None or bytes_per_s > self.bytes_per_s:
             self._samples.clear()
-            self.bytes_per_s = None
-            self._add(bytes_per_s, True)
+            self._samples.append(bytes_per_s)
+            self.bytes_per_s = self._best = bytes_per_s
             self._flat = FLAT
 
     def limit(self, most_bytes_per_s: float) -> None:
@@ -124,7 +124,7 @@ class RateEstimator:
     def _add(self, bytes_per_s: float, busy: bool) -> bool:
         """Adds a measurement. Returns whether it counts."""
         known = self.bytes_per_s
-        is_full = busy and (known is None or self._run_bytes >= LEAST_RUN_BYTES)
+        is_full = busy and self._run_bytes >= LEAST_RUN_BYTES
         counts = is_full or (known is not None and bytes_per_s > RAISE * known)
         if counts:
             self._samples.append(bytes_per_s)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Collection
 
-import psutil
 import pytest
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
@@ -19,9 +18,6 @@ __all__ = ["model"]
 PROMPT = [(7 * at + 3) % 60 for at in range(70)]
 NEW_TOKENS = 40
 CUTS = (2, 4)
-WARM_UP, MOVES = 20, 200
-GROWTH_BYTES = 8 * 1024**2
-"""Of six peers together in this process: one cache in ten that is left shows."""
 
 
 async def begun(circuit: CopiedCircuit, tokens: int = 3) -> pb.SessionDescriptor:
@@ -136,24 +132,6 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
         for at in moved:
             assert copying_of(circuit.standbys[at]).keeper.taken_over == 1
         await end(circuit, descriptor)
-
-
-@pytest.mark.full
-@asynchronous
-async def test_two_hundred_moves_leave_no_memory_behind(model: LocalModel) -> None:
-    process = psutil.Process()
-    async with copied_circuit(model, CUTS) as circuit:
-        grown = []
-        for number in range(WARM_UP + MOVES):
-            descriptor = await begun(circuit)
-            await move_to(circuit, descriptor, (0, 1, 2))
-            await taken(circuit, NEW_TOKENS - 3)
-            await end(circuit, descriptor)
-            for standby in circuit.standbys:
-                assert not copying_of(standby).keeper.copies
-            if number >= WARM_UP:
-                grown.append(process.memory_info().rss)
-        assert grown[-1] - grown[0] < GROWTH_BYTES
 
 
 @asynchronous
