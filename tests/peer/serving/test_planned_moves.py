@@ -17,12 +17,16 @@ __all__ = ["model"]
 
 PROMPT = [(7 * at + 3) % 60 for at in range(70)]
 NEW_TOKENS = 40
+LONG = 300
+"""Of a generation that is under way whatever else takes its time."""
 CUTS = (2, 4)
 
 
-async def begun(circuit: CopiedCircuit, tokens: int = 3) -> pb.SessionDescriptor:
+async def begun(
+    circuit: CopiedCircuit, tokens: int = 3, new_tokens: int = NEW_TOKENS
+) -> pb.SessionDescriptor:
     """A generation with copies, of which a few tokens have come."""
-    descriptor = await circuit.circuit.reserve(2, len(PROMPT), NEW_TOKENS)
+    descriptor = await circuit.circuit.reserve(2, len(PROMPT), new_tokens)
     for response in await circuit.keep(descriptor):
         assert response.HasField("reserved"), response
     assert circuit.circuit.links[0].post(
@@ -140,7 +144,7 @@ async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hea
 ) -> None:
     monkeypatch.setattr(prepared_epochs, "WHOLE_WITHIN_S", 0.1)
     async with copied_circuit(model, CUTS) as circuit:
-        descriptor = await begun(circuit)
+        descriptor = await begun(circuit, new_tokens=LONG)
         upcoming, links, _ = next_epoch(circuit, descriptor, (1,))
         for response in await prepare(links, upcoming):
             assert response.readiness.ready, response
