@@ -12,6 +12,7 @@ from molink.peer.models.model import LocalModel
 from molink.peer.serving import prepared_epochs
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.routes.copy_forms import CopyForm
 
 __all__ = ["model"]
 
@@ -148,7 +149,10 @@ async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hea
         upcoming, links, _ = next_epoch(circuit, descriptor, (1,))
         for response in await prepare(links, upcoming):
             assert response.readiness.ready, response
-        copying_of(circuit.circuit.peers[1]).sender.link_closed(circuit.standbys[1].identity.peer_id)
+        left = circuit.circuit.peers[1]
+        session = left.serving.sessions.find(descriptor.session)
+        assert session is not None
+        copying_of(left).sender.assign(session, None, CopyForm.KEYS_AND_VALUES)
         assert circuit.circuit.links[0].post(move(descriptor, upcoming))
         while True:
             async with asyncio.timeout(DEADLINE_S):
