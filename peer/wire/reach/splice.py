@@ -188,6 +188,7 @@ class Pump(asyncio.BufferedProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._wait_to_be_joined)
         if self._joined is not None:
             self._joined(self)
 
@@ -220,6 +221,14 @@ class Pump(asyncio.BufferedProtocol):
         self._gone = True
         if self._splice is not None:
             self._splice.ended(self)
+
+    def _wait_to_be_joined(self) -> None:
+        """Has the transport wait: that of Python 3.11.2 begins to read although `connection_made` has paused it, and
+        what it read before there is another end would be lost."""
+        transport = self._transport
+        if self._other is None and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+            transport.pause_reading()
 
     def _look(self) -> None:
         transport = self._transport
