@@ -13,7 +13,7 @@ from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.device.machine import unused_port
 from molink.peer.reach.moving import PunchingHandler
-from molink.peer.reach.port_mapping import PortMapper, PortMapping
+from molink.peer.reach.port_mapping import InnerPorts, PortMapper, PortMapping
 from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
 from molink.peer.reach.upnp_gateway import find_gateway
 from molink.peer.serving.data_plane import DataPlane
@@ -35,9 +35,14 @@ async def with_mapped_ports(
     options = settings.options
     if options.port_mapping == "off":
         return settings
-    control = options.port or unused_port(settings.listen, remembered[0], options.grpc_port)
-    data = options.grpc_port or unused_port(settings.listen, remembered[1], control)
-    mapping = PortMapping(lambda: find(settings.listen), (control, data), say)
+    control = options.port or unused_port(
+        settings.listen, remembered[0], options.grpc_port, options.relay_port
+    )
+    data = options.grpc_port or unused_port(settings.listen, remembered[1], control, options.relay_port)
+    relay = None
+    if options.offer_relay != "off":
+        relay = options.relay_port or unused_port(settings.listen, None, control, data)
+    mapping = PortMapping(lambda: find(settings.listen), InnerPorts(control, data, relay), say)
     stack.push_async_callback(mapping.close)
     mapped = await mapping.open()
     if mapped is None:
@@ -51,12 +56,16 @@ async def with_mapped_ports(
     stack.push_async_callback(end)
     say(
         f"--port-mapping on: the router says that it passes ports {mapped.control} and {mapped.data} of {mapped.host} "
-        f"on to {control} and {data} here; relays, where there are any, are asked whether it does"
+        f"on to {control} and {data} here"
+        + (f", and {mapped.relay} to its relay" if mapped.relay is not None else "")
+        + "; relays, where there are any, are asked whether it does"
     )
+    relay_port = options.relay_port if relay is None or mapped.relay is None else relay
     return replace(
         settings,
-        options=replace(options, announce=mapped.host, port=control, grpc_port=data),
+        options=replace(options, announce=mapped.host, port=control, grpc_port=data, relay_port=relay_port),
         announced_ports=(mapped.control, mapped.data),
+        announced_relay_port=mapped.relay,
     )
 
 
@@ -112,11 +121,15 @@ def prefer_predicted_relays(links: Links, discovery: Discovery, own_peer_id: str
 def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:
     is_mapped = settings.announced_ports is not None
     by_router = is_mapped and settings.options.port_mapping == "on"
+    unknown = (
+        is_mapped and settings.announced_relay_port is None and (by_router or not settings.options.relay_port)
+    )
     return ReachSettings(
         host=settings.listen,
         relay_port=settings.options.relay_port,
-        # where ports are mapped, nobody knows as what others see a third one, unless its owner does
-        offer="off" if is_mapped and not settings.options.relay_port else str(settings.options.offer_relay),
+        announced_relay_port=settings.announced_relay_port,
+        # where ports are mapped, nobody knows as what others see a third one, unless its owner or router does
+        offer="off" if unknown else str(settings.options.offer_relay),
         relay=settings.options.relay,
         told="" if by_router else told,
         # through a proxy nothing is dialled but links, and nothing comes in

@@ -65,6 +65,8 @@ class JoinSettings:
     listen: str
     announced_ports: tuple[int, int] | None
     """Of the control and the data plane, as others dial them; None: as they are on this machine."""
+    announced_relay_port: int | None
+    """Of the peer's own relay, likewise."""
     layers: Span | None
     """Exactly this span from the start; None: what the swarm needs."""
     state_dir: Path
@@ -131,6 +133,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         listen=listen,
         announced_ports=announced_ports,
+        announced_relay_port=None,
         layers=None if merged.layers is None else parse_layers(merged.layers),
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),

@@ -105,11 +105,11 @@ def free_port(host: str, port: int | None) -> int:
     return port
 
 
-def unused_port(host: str, port: int | None, other: int) -> int:
-    """The remembered port if it is free still, else one of LASTING_PORTS that is. Not `other`."""
+def unused_port(host: str, port: int | None, *others: int) -> int:
+    """The remembered port if it is free still, else one of LASTING_PORTS that is. None of `others`."""
     remembered = () if port is None else (port,)
     candidates: tuple[int, ...] = (*remembered, *random.sample(LASTING_PORTS, 50))
-    return next((one for one in candidates if one != other and free_port(host, one)), candidates[-1])
+    return next((one for one in candidates if one not in others and free_port(host, one)), candidates[-1])
 
 
 def _is_loopback(address: str) -> bool:

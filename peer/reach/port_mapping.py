@@ -1,4 +1,4 @@
-"""Port mapping (UPnP IGD): has the router pass a peer's two ports on for an hour at a time, while the peer serves.
+"""Port mapping (UPnP IGD): has the router pass a peer's ports on for an hour at a time, while the peer serves.
 
 What the router says is a claim. Relays dial the mapped port back before others are told of it (`reach.py`), as they
 would one that its owner has forwarded. A router that does not answer, or refuses, costs a sentence and never the start.
@@ -58,12 +58,28 @@ class PortMapper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class InnerPorts:
+    """Ports of a peer on its own machine."""
+
+    control: int
+    data: int
+    relay: int | None = None
+    """None: it has no relay."""
+
+    def all(self) -> tuple[int, ...]:
+        """Those that there are, in the order of the fields."""
+        return tuple(port for port in (self.control, self.data, self.relay) if port is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class MappedPorts:
     """Where a router says that a peer can be dialled."""
 
     host: str
     control: int
     data: int
+    relay: int | None = None
+    """None: that of its relay is not mapped, so that it relays for nobody."""
 
 
 def public_host(gateway: PortMapper) -> str:
@@ -78,21 +94,28 @@ def public_host(gateway: PortMapper) -> str:
     return host
 
 
-def map_ports(gateway: PortMapper, inner: tuple[int, int], draw: random.Random) -> MappedPorts:
-    """Maps the ports of control and data plane to the same outside, or to others if these are taken.
+def map_ports(gateway: PortMapper, inner: InnerPorts, draw: random.Random) -> MappedPorts:
+    """Maps each port to the same outside, or to another if that is taken. A relay's port is one that a peer can do
+    without.
 
     Raises:
         GatewayError: nothing is mapped then.
     """
     host = public_host(gateway)
-    control = _map(gateway, inner[0], frozenset(inner), draw)
+    mapped: list[int] = []
     try:
-        data = _map(gateway, inner[1], frozenset((*inner, control)), draw)
+        for port in (inner.control, inner.data):
+            mapped.append(_map(gateway, port, frozenset((*inner.all(), *mapped)), draw))
     except GatewayError:
-        with suppress(GatewayError):
-            gateway.unmap_port(control)
+        for port in mapped:
+            with suppress(GatewayError):
+                gateway.unmap_port(port)
         raise
-    return MappedPorts(host, control, data)
+    relay = None
+    if inner.relay is not None:
+        with suppress(GatewayError):
+            relay = _map(gateway, inner.relay, frozenset((*inner.all(), *mapped)), draw)
+    return MappedPorts(host, mapped[0], mapped[1], relay)
 
 
 def _map(gateway: PortMapper, inner_port: int, taken: frozenset[int], draw: random.Random) -> int:
@@ -153,11 +176,11 @@ class PortMapping:
     def __init__(
         self,
         find: Callable[[], PortMapper],
-        inner: tuple[int, int],
+        inner: InnerPorts,
         say: Callable[[str], None],
         wait: Wait = asyncio.sleep,
     ) -> None:
-        """`find` blocks, and raises GatewayError. `inner`: ports of the control and the data plane."""
+        """`find` blocks, and raises GatewayError."""
         self._find = find
         self._inner = inner
         self._say = say
@@ -210,8 +233,10 @@ class PortMapping:
                 return
             mapped, gateway = self._held[1], self._find()
             public_host(gateway)
-            gateway.map_port(mapped.control, self._inner[0], LEASE_S)
-            gateway.map_port(mapped.data, self._inner[1], LEASE_S)
+            gateway.map_port(mapped.control, self._inner.control, LEASE_S)
+            gateway.map_port(mapped.data, self._inner.data, LEASE_S)
+            if mapped.relay is not None and self._inner.relay is not None:
+                gateway.map_port(mapped.relay, self._inner.relay, LEASE_S)
             self._held = gateway, mapped
 
     def _unmap(self) -> None:
@@ -219,7 +244,9 @@ class PortMapping:
             if self._held is not None:
                 gateway, mapped = self._held
                 self._held = None
-                for port in (mapped.control, mapped.data):
+                for port in (mapped.control, mapped.data, mapped.relay):
+                    if port is None:
+                        continue
                     try:
                         gateway.unmap_port(port)
                     except GatewayError as error:

@@ -67,6 +67,8 @@ class ReachSettings:
     """host:port where others dial the peer, as the owner has said; empty: he has not."""
     is_local: bool
     """Whether the peer listens on this machine only."""
+    announced_relay_port: int | None = None
+    """As which others dial the relay's port; None: as it is on this machine."""
     mapped: str = ""
     """host:port where the router says that it passes the data plane on: no more than a claim; empty: nowhere."""
 
@@ -161,7 +163,9 @@ class Reach:
         offers = self.relay is not None and bool(
             self.finding.reachable is Reachable.DIALABLE or self._settings.told or not self.finding.near
         )
-        port = self.relay.port if offers and self.relay is not None else None
+        port = None
+        if offers and self.relay is not None:
+            port = self._settings.announced_relay_port or self.relay.port
         return announced(base, self.finding, self.stays.relays, port, hard=self.hard)
 
     async def keep(self, base: PeerFacts, announce: Callable[[PeerFacts], Awaitable[None]]) -> None:

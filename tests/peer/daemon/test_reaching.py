@@ -35,8 +35,19 @@ async def test_a_peer_announces_the_ports_that_its_router_maps_and_ends_that_whe
             options = mapped.options
             assert (options.announce, options.port) == ("203.0.113.7", 4001)
             assert mapped.announced_ports == (outside[4001], outside[options.grpc_port])
+            assert mapped.announced_relay_port == outside[options.relay_port]
             assert len(said) == 1
         assert router.mapped == {}
+
+
+@asynchronous
+async def test_a_peer_without_a_relay_has_two_ports_mapped(tmp_path: Path) -> None:
+    router = HomeRouter()
+    async with AsyncExitStack() as stack:
+        asked = settings(tmp_path, offer_relay="off")
+        mapped = await soon(with_mapped_ports(stack, asked, FORGOTTEN, lambda _: None, lambda _: router))
+        assert set(router.mapped) == {mapped.options.port, mapped.options.grpc_port}
+        assert mapped.announced_relay_port is None
 
 
 @asynchronous

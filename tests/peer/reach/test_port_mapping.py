@@ -8,15 +8,22 @@ from support.links.data_plane import asynchronous, soon
 from support.links.routers import HomeRouter
 
 from molink.peer.reach import port_mapping
-from molink.peer.reach.port_mapping import AGAIN_S, LEASE_S, RENEW_EVERY_S, MappedPorts, PortMapping
+from molink.peer.reach.port_mapping import (
+    AGAIN_S,
+    LEASE_S,
+    RENEW_EVERY_S,
+    InnerPorts,
+    MappedPorts,
+    PortMapping,
+)
 
-INNER = (4001, 4002)
+INNER = InnerPorts(4001, 4002)
 BOTH = {4001: (4001, LEASE_S), 4002: (4002, LEASE_S)}
 
 
-def mapping(router: HomeRouter) -> tuple[PortMapping, list[str]]:
+def mapping(router: HomeRouter, inner: InnerPorts = INNER) -> tuple[PortMapping, list[str]]:
     said: list[str] = []
-    return PortMapping(router.find, INNER, said.append), said
+    return PortMapping(router.find, inner, said.append), said
 
 
 @asynchronous
@@ -27,6 +34,27 @@ async def test_both_ports_are_mapped_for_an_hour_and_closed_when_the_peer_leaves
     assert (router.mapped, said) == (BOTH, [])
     await soon(ports.close())
     assert router.mapped == {}
+
+
+@asynchronous
+async def test_the_port_of_a_relay_is_mapped_too_and_closed_with_the_others() -> None:
+    router = HomeRouter(taken={443})
+    ports, _ = mapping(router, InnerPorts(4001, 4002, 443))
+    mapped = await soon(ports.open())
+    assert mapped is not None
+    assert mapped.relay is not None
+    assert router.mapped == {**BOTH, mapped.relay: (443, LEASE_S)}
+    assert mapped.relay not in (443, 4001, 4002)
+    await soon(ports.close())
+    assert router.mapped == {}
+
+
+@asynchronous
+async def test_a_router_that_maps_two_ports_and_no_more_serves_a_peer_without_a_relay() -> None:
+    router = HomeRouter(most=2)
+    ports, said = mapping(router, InnerPorts(4001, 4002, 443))
+    assert await soon(ports.open()) == MappedPorts("203.0.113.7", 4001, 4002, None)
+    assert (router.mapped, said) == (BOTH, [])
 
 
 @asynchronous

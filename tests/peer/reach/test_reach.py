@@ -75,6 +75,9 @@ async def test_a_peer_that_relays_find_announces_its_address_and_a_relay_of_its_
         assert facts.relays == ()
         assert home.reach.relay.limits.mbps == 5.0
         assert home.reach.sentence(facts) is None
+    mapped = replace(SETTINGS, announced_relay_port=34443)
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at], mapped) as home:
+        assert (await soon(home.reach.settled(home.base))).relay_address == "127.0.0.1:34443"
 
 
 @asynchronous
