@@ -84,6 +84,7 @@ class SwarmConnection:
             http_proxy=http_proxy,
         )
         self.links.newest_facts = self._newest_facts
+        self.links.dialler.is_member = lambda peer_id: self._newest_facts(peer_id) is not None
         self.probes = ReachabilityProbes(self.links)
         self._initial_peers = tuple(initial_peers)
         self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))

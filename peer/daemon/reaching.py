@@ -116,6 +116,7 @@ def prefer_predicted_relays(links: Links, discovery: Discovery, own_peer_id: str
         return snapshot.preferred_relays(own_peer_id, facts)
 
     links.dialler.preferred_relays = preferred
+    links.dialler.is_member = lambda peer_id: discovery.facts_of(peer_id) is not None
 
 
 def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:

@@ -27,6 +27,7 @@ from molink.peer.reach.reachability import (
     candidates,
     contradicted,
     judge,
+    relays_to_tell,
     stays_for,
 )
 from molink.peer.reach.relay import Relay
@@ -166,7 +167,8 @@ class Reach:
         port = None
         if offers and self.relay is not None:
             port = self._settings.announced_relay_port or self.relay.port
-        return announced(base, self.finding, self.stays.relays, port, hard=self.hard)
+        relays = relays_to_tell(() if self._said is None else self._said.relays, self.stays.relays)
+        return announced(base, self.finding, relays, port, hard=self.hard)
 
     async def keep(self, base: PeerFacts, announce: Callable[[PeerFacts], Awaitable[None]]) -> None:
         """Looks again from time to time, until cancelled; `announce` is called with facts that have changed."""

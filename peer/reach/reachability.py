@@ -22,6 +22,8 @@ LEAST_AGAINST_OWNER = 2
 MOST_LOOKED_AT = 6
 """Relays whose distance is measured."""
 MOST_STAYS = 3
+LEAST_TOLD = 2
+"""Of the stays that others were told of: with fewer they are told anew."""
 
 
 class Reachable(Enum):
@@ -107,6 +109,18 @@ def contradicted(told: str, answers: Sequence[RelayAnswer]) -> bool:
 def stays_for(staying: Sequence[RelayAt], near: Sequence[RelayAt]) -> tuple[RelayAt, ...]:
     """Where to stay: where this peer stays already, as long as it can, then near ones in different networks."""
     return tuple(dict.fromkeys((*staying, *apart(near))))[:MOST_STAYS]
+
+
+def relays_to_tell(told: Sequence[RelayAt], stays: Sequence[RelayAt]) -> tuple[RelayAt, ...]:
+    """The relays to announce by one that has announced `told` and stays at `stays`.
+
+    Facts go to everybody, and each relay that goes takes a stay of many with it. What was told holds on while
+    LEAST_TOLD of it, or all that there are, are stays; whoever dials leaves those that are gone for last.
+    """
+    held = sum(relay in stays for relay in told)
+    if stays and len(told) >= len(stays) and held >= min(LEAST_TOLD, len(stays)):
+        return tuple(told)
+    return tuple(stays)
 
 
 def announced(

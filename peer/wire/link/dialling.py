@@ -122,6 +122,9 @@ class Dialler:
         """Where the swarm is: announced addresses of other ranges are not dialled."""
         self.preferred_relays: Callable[[PeerFacts], tuple[RelayAt, ...]] = lambda facts: facts.relays
         """The relays of a peer in the order in which they are tried."""
+        self.is_member: Callable[[str], bool] = lambda _: True
+        """Whether a peer is in the swarm, as far as is known. Relays that are not are tried last: who stays at others
+        by now need not have said so yet."""
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:
         """Dials a proven connection for a new link.
@@ -210,6 +213,7 @@ class Dialler:
             for relay, at in zip(relays, found, strict=True)
             if at and relay.peer_id not in (facts.peer_id, self._identity.peer_id)
         ]
+        places.sort(key=lambda relay: not self.is_member(relay.peer_id))
         now_s = asyncio.get_running_loop().time()
         stays_here = any(relay.peer_id == self._identity.peer_id for relay in facts.relays)
         rungs = self.ladder.rungs(facts.peer_id, addresses, places, now_s=now_s, stays_here=stays_here)

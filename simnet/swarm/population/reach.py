@@ -17,6 +17,7 @@ from molink.peer.reach.reachability import (
     RelayAnswer,
     announced,
     judge,
+    relays_to_tell,
     stays_for,
 )
 from molink.routing.latency.relayed_links import (
@@ -57,6 +58,8 @@ class SwarmReach:
         """Those that are there."""
         self._stayers: dict[str, dict[str, None]] = {}
         """By relay, those that have stayed there."""
+        self._stays: dict[str, tuple[RelayAt, ...]] = {}
+        """By volunteer that nobody can dial, where it stays, which is not all that it has told others."""
         self._volunteers: dict[str, Volunteer] = {}
 
     def settle_all(self, volunteers: list[Volunteer]) -> list[Volunteer]:
@@ -77,24 +80,28 @@ class SwarmReach:
             self.undialable += 1
             hard = nat < SYMMETRIC_PART
             self.symmetric += hard
-            stays = stays_for((), self._near(volunteer.peer_id))
+            stays = self._stay(volunteer.peer_id, ())
             facts = announced(volunteer.facts, Finding(Reachable.RELAYED), stays, None, hard=hard)
         return self._announced(volunteer, facts)
 
     def gone(self, peer_id: str) -> tuple[str, ...]:
         """A volunteer is gone, and relays for nobody any more: for whom it did."""
         self._relays.pop(peer_id, None)
+        self._stays.pop(peer_id, None)
         return tuple(self._stayers.pop(peer_id, ()))
 
     def moved(self, volunteer: Volunteer, lost: str) -> Volunteer | None:
-        """The same volunteer after it has lost that relay; None: it did not stay there, or there is no other."""
-        facts = volunteer.facts
-        kept = tuple(relay for relay in facts.relays if relay.peer_id != lost)
-        if len(kept) == len(facts.relays) or not self._relays:
+        """The same volunteer with what it announces after it has lost that relay; None: it announces nothing, for it
+        did not stay there, or what it told before holds on, or there is no other relay."""
+        facts, staying = volunteer.facts, self._stays.get(volunteer.peer_id, ())
+        kept = tuple(relay for relay in staying if relay.peer_id != lost)
+        if len(kept) == len(staying) or not self._relays:
             return None
-        stays = stays_for(kept, self._near(volunteer.peer_id))
-        told = announced(facts, Finding(Reachable.RELAYED), stays, None, hard=not facts.cone)
-        return self._announced(volunteer, told)
+        told = relays_to_tell(facts.relays, self._stay(volunteer.peer_id, kept))
+        if told == facts.relays:
+            return None
+        facts = announced(facts, Finding(Reachable.RELAYED), told, None, hard=not facts.cone)
+        return self._announced(volunteer, facts)
 
     def rtt_ms(self, one: str, other: str) -> float:
         """The round trip of the way that `one` has to `other`."""
@@ -131,9 +138,14 @@ class SwarmReach:
         """What each relay offers while it joins nobody."""
         return {peer_id: self.offer(peer_id) for peer_id in self._relays}
 
+    def _stay(self, peer_id: str, kept: tuple[RelayAt, ...]) -> tuple[RelayAt, ...]:
+        """Where it stays from now on, of these as long as it can."""
+        self._stays[peer_id] = stays = stays_for(kept, self._near(peer_id))
+        for relay in stays:
+            self._stayers.setdefault(relay.peer_id, {})[peer_id] = None
+        return stays
+
     def _announced(self, volunteer: Volunteer, facts: PeerFacts) -> Volunteer:
-        for relay in facts.relays:
-            self._stayers.setdefault(relay.peer_id, {})[volunteer.peer_id] = None
         self._volunteers[volunteer.peer_id] = settled = replace(volunteer, facts=facts)
         return settled
 

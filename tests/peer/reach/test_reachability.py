@@ -20,6 +20,7 @@ from molink.peer.reach.reachability import (
     candidates,
     contradicted,
     judge,
+    relays_to_tell,
     stays_for,
 )
 from molink.peer.reach.relay_limits import PairPaces, offered_mbps, relay_limits
@@ -129,6 +130,27 @@ def test_stays_are_kept_and_new_ones_are_in_other_networks() -> None:
     near = (RelayAt("a", "198.51.100.1:1"), RelayAt("b", "198.51.100.2:1"), RelayAt("c", "203.0.113.1:1"))
     assert apart(near) == (near[0], near[2], near[1])
     assert stays_for((RELAYS[0],), near) == (RELAYS[0], near[0], near[2])
+
+
+@pytest.mark.parametrize(
+    ("told", "stays", "expected"),
+    [
+        ((), (0, 1), (0, 1)),
+        ((0,), (0, 1, 2), (0, 1, 2)),
+        ((0, 1), (0, 1, 2), (0, 1, 2)),
+        ((0, 1, 2), (1, 2, 3), (0, 1, 2)),
+        ((0, 1, 2), (1, 2), (0, 1, 2)),
+        ((0, 1, 2), (2, 3, 4), (2, 3, 4)),
+        ((0, 1), (1,), (0, 1)),
+        ((0, 1), (2,), (2,)),
+        ((0, 1, 2), (), ()),
+    ],
+)
+def test_what_was_told_of_relays_holds_on_until_few_of_them_are_stays(
+    told: tuple[int, ...], stays: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    found = relays_to_tell([RELAYS[at] for at in told], [RELAYS[at] for at in stays])
+    assert found == tuple(RELAYS[at] for at in expected)
 
 
 def test_relays_of_facts_come_out_as_they_went_in_and_are_bounded() -> None:

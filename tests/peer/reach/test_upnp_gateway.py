@@ -7,14 +7,14 @@ import miniupnpc
 import pytest
 from support.links.routers import UpnpRouter
 
-from molink.peer.reach.port_mapping import GatewayError, MappedPorts, map_ports, public_host
+from molink.peer.reach.port_mapping import GatewayError, InnerPorts, MappedPorts, map_ports, public_host
 from molink.peer.reach.upnp_gateway import find_gateway
 
 
 def test_ports_are_mapped_to_this_machine_for_as_long_as_asked_and_closed_again() -> None:
     with UpnpRouter() as router:
         gateway = find_gateway("0.0.0.0", router.described_at)  # noqa: S104
-        mapped = map_ports(gateway, (4001, 4002), random.Random(0))
+        mapped = map_ports(gateway, InnerPorts(4001, 4002), random.Random(0))
         assert mapped == MappedPorts("203.0.113.7", 4001, 4002)
         assert router.mapped == {port: ("127.0.0.1", port, "TCP", 3600) for port in (4001, 4002)}
         gateway.unmap_port(4001)
@@ -33,7 +33,7 @@ def test_what_the_router_refuses_is_said_in_its_words() -> None:
         gateway = find_gateway("127.0.0.1", router.described_at)
         with pytest.raises(GatewayError, match=r"refuses to map port 4001 .*Conflict"):
             gateway.map_port(4001, 4001, 3600)
-        mapped = map_ports(gateway, (4001, 4002), random.Random(0))
+        mapped = map_ports(gateway, InnerPorts(4001, 4002), random.Random(0))
         assert mapped.control not in (4001, 4002)
         with pytest.raises(GatewayError, match="refuses to end the mapping of port 9"):
             gateway.unmap_port(9)

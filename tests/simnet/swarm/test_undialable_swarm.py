@@ -88,18 +88,22 @@ def test_a_way_is_as_long_as_its_legs_and_only_where_routers_expect_a_relay() ->
     assert relayed
 
 
-def test_who_loses_a_relay_stays_at_another_and_keeps_the_rest() -> None:
+def test_who_loses_a_relay_says_nothing_and_who_loses_another_says_where_it_stays_by_then() -> None:
     setup = random_setup(replace(SETTINGS, undialable=0.6), LONG_LAYERS, bundled_matrix(), TRACE)
     assert setup.reach is not None
     one = next(one for one in setup.volunteers if is_undialable(one.facts))
-    lost = one.facts.relays[0].peer_id
-    setup.reach.gone(lost)
-    moved = setup.reach.moved(one, lost)
+    first, second, third = (relay.peer_id for relay in one.facts.relays)
+    assert one.peer_id in setup.reach.gone(first)
+    assert setup.reach.moved(one, first) is None
+    assert one.peer_id in setup.reach.gone(second)
+    moved = setup.reach.moved(one, second)
     assert moved is not None
-    assert lost not in {relay.peer_id for relay in moved.facts.relays}
-    assert moved.facts.relays[:2] == one.facts.relays[1:]
+    there = [relay.peer_id for relay in moved.facts.relays]
+    assert there[0] == third
+    assert len(set(there) - {first, second}) == 3
     assert moved.facts.cone == one.facts.cone
-    assert setup.reach.moved(moved, lost) is None
+    assert setup.reach.moved(moved, second) is None
+    assert all(one.peer_id in setup.reach.gone(peer_id) for peer_id in there)
 
 
 def test_a_swarm_of_undialable_volunteers_serves_and_its_relays_carry_some_of_it() -> None:

@@ -173,6 +173,15 @@ async def test_relays_are_asked_in_the_order_that_the_dialler_prefers() -> None:
         assert (first.relay.pairs, second.relay.pairs) == (0, 1)
 
 
+@asynchronous
+async def test_relays_of_which_nobody_has_heard_are_asked_last() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(first.at, second.at)
+        client.links.dialler.is_member = lambda peer_id: peer_id == second.at.peer_id
+        await soon(client.links.to(facts))
+        assert (first.relay.pairs, second.relay.pairs) == (0, 1)
+
+
 ADDRESSES = ("198.51.100.1:1", "[2001:db8::1]:1", "192.168.1.9:1")
 NEAR = "192.168.1.9:1"
 
