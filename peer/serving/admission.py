@@ -166,10 +166,11 @@ class Admission:
         """Whether sessions of that client have stepped here."""
         return self._leases.knows(peer_id)
 
-    def abandon_owner(self, owner: str) -> None:
-        """The client is gone: nothing is done for its sessions any more. Their KV caches stay for a moment, in which it
-        may come back and go on in another epoch."""
-        for lease in self._leases.abandon_owner(owner, asyncio.get_running_loop().time()):
+    def abandon(self, link: Link) -> None:
+        """The client is gone, or has come with another link: nothing is done any more for its sessions of this one.
+        Their KV caches stay for a moment, in which it may go on in another epoch."""
+        keys = [session.key for session in self._sessions if session.owner is link]
+        for lease in self._leases.abandon(keys, asyncio.get_running_loop().time()):
             session = self._sessions.get(*lease.key)
             if session is None or session.cache is None:
                 self._leases.release(lease.key)
