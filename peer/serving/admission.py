@@ -25,7 +25,7 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
 from molink.shards.kv.extents import PoolFull
-from molink.shards.kv.prefix import names_of_owner
+from molink.shards.kv.prefix import names_at
 
 EXPIRY_CHECK_S = 2.0
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Admission:
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
             if further and session.shares:
-                names = names_of_owner((*session.plan.prefix, *further), asker)
+                names = names_at((*session.plan.prefix, *further), asker, session.before)
                 session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
         self._let_go(key)
@@ -263,7 +263,7 @@ class Admission:
         for key in older:
             if (left := self._end(key)) is not None:
                 self._caches.keep(left, session)
-                session.shares = session.shares and left.shares
+                session.shares = session.shares and left.shares and session.before == left.before
                 if self._copying is not None:
                     self._copying.log_inputs(session, left.inputs)
 
