@@ -57,7 +57,6 @@ class ClientSession:
         self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
         self._kept = KeptLeases()
-        self._is_nameless = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -285,7 +284,7 @@ class ClientSession:
     def _name_no_more(self) -> None:
         """What hops compute from here on may be upon a copy, which another peer has sent: none of it gets a name under
         which later prompts would find it."""
-        self._is_nameless = True
+        self.log.is_nameless = True
         self._template.prefix_blocks = b""
 
     async def _move(self, run: RunningCircuit) -> None:
@@ -363,7 +362,7 @@ class ClientSession:
     def _release_kept(self, peer_ids: Collection[str]) -> None:
         """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
         key = self._circuit_builder.prefix_key
-        is_nameless = self._is_nameless or self.log.recovering is not None
+        is_nameless = self.log.is_nameless or self.log.recovering is not None
         further = b"" if is_nameless else _further_blocks(self._history, self._template, key)
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
         valid_tokens = len(self._history) - 1
