@@ -262,7 +262,8 @@ class ClientSession:
                 self._circuit_builder.end_session(one.descriptor)
         seized = self._seize(asked, circuit) if isinstance(asked, core.Seize) else None
         if seized or self.standbys.were_asked:
-            self._name_no_more()
+            # hops may compute upon a copy from here on, which another peer has sent: later prompts find none of it
+            self.log.is_nameless, self._template.prefix_blocks = True, b""
         if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
@@ -280,12 +281,6 @@ class ClientSession:
         seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
         self._kept.seize(seized)
         return seized
-
-    def _name_no_more(self) -> None:
-        """What hops compute from here on may be upon a copy, which another peer has sent: none of it gets a name under
-        which later prompts would find it."""
-        self.log.is_nameless = True
-        self._template.prefix_blocks = b""
 
     async def _move(self, run: RunningCircuit) -> None:
         """Has the next circuit prepared while this one goes on, and goes over to it."""
@@ -318,7 +313,7 @@ class ClientSession:
         )
         self._circuits.handle(core.Prepared(), asyncio.get_running_loop().time())
         self._template.epoch = circuit.descriptor.epoch
-        self._name_no_more()
+        self.log.is_nameless, self._template.prefix_blocks = True, b""
         self.standbys.pause()
         run.circuit, run.before = circuit, before
         if not before.head.post(move):
