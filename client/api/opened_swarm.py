@@ -26,6 +26,7 @@ from molink.configuration import (
     heeds_local_network,
     read_configuration,
 )
+from molink.dht.identity.identity import Identity
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.local_network import find_local_peers
@@ -118,9 +119,12 @@ class OpenedSwarm:
 
 
 async def open_swarm(
-    options: SwarmOptions, text_work: OpenTextWork | None, stack: AsyncExitStack
+    options: SwarmOptions,
+    text_work: OpenTextWork | None,
+    stack: AsyncExitStack,
+    identity: Identity | None = None,
 ) -> OpenedSwarm:
-    """Connects to the swarm and opens the model; both are closed by `stack`.
+    """Connects to the swarm and opens the model; both are closed by `stack`. `identity`: as `SwarmConnection`.
 
     Raises:
         InvalidRequest: there is no such activation codec, or a setting cannot be used.
@@ -137,7 +141,7 @@ async def open_swarm(
         raise InvalidRequest(f"partners must be auto or off, got {options.partners!r}", "partners")
     swarm_key = _swarm_key(options.swarm_key)
     addresses = await _addresses(options.initial_peers, private=swarm_key is not None)
-    connection = SwarmConnection(addresses, swarm_key, _http_proxy())
+    connection = SwarmConnection(addresses, swarm_key, _http_proxy(), identity=identity)
     async with AsyncExitStack() as opening:
         await opening.enter_async_context(connection)
         access = await open_model(
@@ -145,7 +149,7 @@ async def open_swarm(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    builder = CircuitBuilder(connection, access.spec)
+    builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
     return OpenedSwarm(options, connection, access, builder, text, tokenizer)
 
 

@@ -14,6 +14,7 @@ from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
 from molink.client.text.text_work import OpenTextWork
+from molink.dht.identity.identity import Identity
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -64,6 +65,8 @@ class AsyncSwarm:
         self.text_work: OpenTextWork | None = None
         """Turns text into tokens; to be set before the swarm is opened. None: a thread for a model of this machine,
         and a process with limits of time and memory for one that peers handed out."""
+        self.identity: Identity | None = None
+        """Who this client is to peers; to be set before the swarm is opened. None: somebody new."""
         self._stack = AsyncExitStack()
         self._opened: OpenedSwarm | None = None
 
@@ -73,7 +76,7 @@ class AsyncSwarm:
         SwarmUnavailable: no initial peer is configured, or none answers.
         ModelNotFound: neither the swarm nor this machine has the model.
         """
-        self._opened = await open_swarm(self._options, self.text_work, self._stack)
+        self._opened = await open_swarm(self._options, self.text_work, self._stack, self.identity)
         return self
 
     async def __aexit__(

@@ -66,16 +66,16 @@ class ActiveCircuit:
 class CircuitBuilder:
     """Circuit builder for one model over one connection; remembers who failed."""
 
-    def __init__(self, connection: SwarmConnection, spec: ModelSpec) -> None:
+    def __init__(self, connection: SwarmConnection, spec: ModelSpec, prefix_key: bytes | None = None) -> None:
+        """`prefix_key`: 32 bytes; None: new ones, so that prompts share nothing with those of before."""
         self.connection = connection
         self.spec = spec
         self._quarantine = Quarantine()
         self._blame = BlameLedger()
         self._route_selector = RouteSelector(connection, spec)
         self.standby_choice = StandbyChoice(connection, spec, self._quarantine, self._route_selector)
-        self.prefix_key = secrets.token_bytes(32)
-        """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
-        alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
+        self.prefix_key = prefix_key or secrets.token_bytes(32)
+        """As `SwarmConnection.prefix_key`."""
 
     def report_failure(self, circuit: ActiveCircuit, at_fault: str, accuser: str = "") -> str:
         """Records the failure of a hop, as the client saw itself or as `accuser`, another hop, says. Without

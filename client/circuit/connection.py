@@ -73,9 +73,15 @@ class SwarmConnection:
         http_proxy: str | None = None,
         *,
         view: SwarmView | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        """`view` takes the place of what is found out from `initial_peers`."""
-        identity = Identity.generate()
+        """`view` takes the place of what is found out from `initial_peers`. `identity` is who this client is to peers,
+        and no other process at the same time; None: somebody new."""
+        identity = identity or Identity.generate()
+        self.prefix_key = identity.derived_key(b"names of prompts' beginnings")
+        """32 bytes, with which this client names the blocks of its prompts: peers tell from the names which of its
+        prompts begin alike, as they do from activations, and cannot try whether a text that they guess is one of
+        them."""
         self.links = Links(
             identity,
             self,

@@ -261,6 +261,9 @@ class ClientSession:
                 self._kept.keep(one.descriptor)
                 self._circuit_builder.end_session(one.descriptor)
         seized = self._seize(asked, circuit) if isinstance(asked, core.Seize) else None
+        if seized or self.standbys.were_asked:
+            # hops may compute upon a copy from here on, which another peer has sent: later prompts find none of it
+            self.log.is_nameless, self._template.prefix_blocks = True, b""
         if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
@@ -271,14 +274,12 @@ class ClientSession:
             raise _lost(loss, left, span, error) from error
 
     def _seize(self, asked: core.Seize, circuit: ActiveCircuit) -> PlannedRoute:
-        """The circuit with the standby in the lost hop's place. What hops compute from there on is upon what another
-        peer has sent: none of it gets a name under which later prompts would find it."""
+        """The circuit with the standby in the lost hop's place."""
         if asked.standby:
             self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
         same = PlannedRoute(circuit.route, circuit.peers)
         seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
         self._kept.seize(seized)
-        self._template.prefix_blocks = b""
         return seized
 
     async def _move(self, run: RunningCircuit) -> None:
@@ -312,7 +313,7 @@ class ClientSession:
         )
         self._circuits.handle(core.Prepared(), asyncio.get_running_loop().time())
         self._template.epoch = circuit.descriptor.epoch
-        self._template.prefix_blocks = b""
+        self.log.is_nameless, self._template.prefix_blocks = True, b""
         self.standbys.pause()
         run.circuit, run.before = circuit, before
         if not before.head.post(move):
@@ -356,7 +357,8 @@ class ClientSession:
     def _release_kept(self, peer_ids: Collection[str]) -> None:
         """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
         key = self._circuit_builder.prefix_key
-        further = _further_blocks(self._history, self._template, self.log, key)
+        is_nameless = self.log.is_nameless or self.log.recovering is not None
+        further = b"" if is_nameless else _further_blocks(self._history, self._template, key)
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
         valid_tokens = len(self._history) - 1
         for peer_id, descriptor in self._kept.take_all_but(peer_ids):
@@ -365,14 +367,9 @@ class ClientSession:
                 release(link, descriptor, further, valid_tokens)
 
 
-def _further_blocks(
-    history: Sequence[int], template: pb.SessionDescriptor, log: SessionLog, key: bytes
-) -> bytes:
+def _further_blocks(history: Sequence[int], template: pb.SessionDescriptor, key: bytes) -> bytes:
     """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat begins
     with them."""
-    is_copied = log.moves or any(one.by_standby for one in log.recoveries)
-    if is_copied or log.recovering is not None:
-        return b""
     named = len(template.prefix_blocks) // NAME_BYTES
     return b"".join(block_names(history, key)[named:MAX_PREFIX_BLOCKS])
 

@@ -69,6 +69,8 @@ class Standbys:
         self._changed = asyncio.Event()
         """Somebody keeps a copy now, or does no longer."""
         self._seeking: asyncio.Task[None] | None = None
+        self.were_asked = False
+        """Whether any peer may have kept a copy of this session: a later circuit with it goes on upon that."""
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -225,6 +227,7 @@ class Standbys:
             told = pb.Reserve(descriptor=self._descriptor, hop=at)
             await _granted(circuit.links[at], pb.Request(reserve=told))
             asked = pb.Reserve(descriptor=self._descriptor, hop=at, copy=True)
+            self.were_asked = True
             await _granted(link, pb.Request(reserve=asked))
         except LinkError as error:
             _log.debug("no copy on %s: %s", view.peer_id, error)

@@ -37,6 +37,8 @@ class SessionLog:
     recoveries: list["HopRecovery"] = field(default_factory=list)
     recovering: "HopRecovery | None" = None
     """Of the latest loss, while no token has come since."""
+    is_nameless: bool = False
+    """Whether hops may have computed upon a copy: none of what they have gets a name."""
     prefill_s: float = 0.0
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)

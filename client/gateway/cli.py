@@ -46,6 +46,13 @@ def serve(
     database: Annotated[
         str | None, typer.Option(metavar="URL", help="Where keys and services are kept: not in this version.")
     ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the identity by which peers know it again after a restart: this user's, unless told.",
+        ),
+    ] = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
     _version: commands.Version = False,
@@ -71,10 +78,13 @@ def serve(
         ) from error
     with listener:
         from molink.client.errors import InvalidRequest, SwarmError
+        from molink.client.gateway.kept_identity import IdentityUnusable
 
         try:
             hosts = (host, *(allow_host or ()))
-            asyncio.run(_serve(listener, initial_peers, model, swarm_key, max_requests, hosts))
+            asyncio.run(_serve(listener, initial_peers, model, swarm_key, max_requests, hosts, state_dir))
+        except IdentityUnusable as error:
+            raise CommandFailed(str(error)) from error
         except InvalidRequest as error:
             raise CommandFailed(str(error), EXIT_USAGE) from error
         except SwarmError as error:
@@ -96,16 +106,19 @@ async def _serve(
     swarm_key: Path | None,
     max_requests: int,
     hosts: Collection[str],
+    state_dir: Path | None,
 ) -> None:
     from molink.client.api.swarm import AsyncSwarm
+    from molink.client.gateway.kept_identity import gateway_identity
     from molink.client.gateway.server import serve_app
     from molink.client.text.text_processes import TextProcesses
 
     peers = initial_peers or None
     swarm = AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key)
     swarm.text_work = TextProcesses
-    async with swarm:
-        await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts)
+    with gateway_identity(state_dir) as swarm.identity:
+        async with swarm:
+            await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,10 +22,11 @@ class LocalGateway:
     """`molink-gateway` on a free port of this machine, between `__aenter__` and `__aexit__`."""
 
     def __init__(self, initial_peers: Sequence[str], log: Path, *options: str) -> None:
-        """`log` is the file that takes what it writes to stderr; `options` are added to its command line."""
+        """`log` is the file that takes what it writes to stderr; its state directory lies beside it. `options` are
+        added to its command line, and come last."""
         self._initial_peers = tuple(initial_peers)
         self._log = log
-        self._options = options
+        self._options = ("--state-dir", str(log.with_name(f"{log.name}.state")), *options)
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
         """Where it listens, such as http://127.0.0.1:41234."""

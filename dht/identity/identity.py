@@ -1,5 +1,6 @@
 """Identity of a peer: an Ed25519 key, and the libp2p peer id that follows from it."""
 
+from hashlib import blake2b
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -68,6 +69,10 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """64 bytes, Ed25519."""
         return self._key.sign(data)
+
+    def derived_key(self, purpose: bytes) -> bytes:
+        """32 bytes that only the holder of the key can know, and that are the same each time."""
+        return blake2b(purpose, key=self.private_bytes(), digest_size=32).digest()
 
     def private_bytes(self) -> bytes:
         """The 32-byte seed, for libp2p."""

@@ -108,6 +108,11 @@ class ServedSession(HopSession):
         """Its `next_step` when the lease book was last told that it steps."""
 
     @property
+    def before(self) -> Circuit:
+        """The hops whose rows its cache is computed from."""
+        return self.plan.circuit[: self.place.hop]
+
+    @property
     def receives_in(self) -> str:
         """The encoding of the activations that come from the previous hop."""
         return self.plan.encodings[self.place.hop - 1]

@@ -31,9 +31,9 @@ class LeaseRules:
         """What is set aside neither for steps nor for weights that are held or on their way."""
         return self.memory.total_bytes - self.memory.workspace_bytes - holdings.committed_bytes
 
-    def is_full(self, table: LeaseTable) -> bool:
-        """Whether no further session could be taken, however small."""
-        return len(table) >= self.max_sessions
+    def is_full(self, leases: Sequence[Lease]) -> bool:
+        """Whether no further session could be taken beside these, however small."""
+        return len(leases) >= self.max_sessions
 
     def refuse_shape(self, span: Span, tokens: int) -> Refused | None:
         """Layers that are not served here, or more tokens than the model takes."""

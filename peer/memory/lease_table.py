@@ -19,12 +19,14 @@ MOST_KNOWN = 4096
 class LeaseTable:
     """Leases by session, one each, with their last uses; and the clients that have stepped here."""
 
-    __slots__ = ("_known", "_leases", "_used_s")
+    __slots__ = ("_abandoned", "_known", "_leases", "_used_s")
 
     def __init__(self) -> None:
         self._leases: dict[bytes, Lease] = {}
         self._used_s: dict[bytes, float] = {}
         """By session: when it was granted, or has stepped last."""
+        self._abandoned: set[bytes] = set()
+        """Sessions whose client is gone."""
         self._known: OrderedDict[str, None] = OrderedDict()
         """Clients that have stepped here, who did so last at the end."""
 
@@ -33,6 +35,11 @@ class LeaseTable:
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
+
+    @property
+    def standing(self) -> list[Lease]:
+        """Leases that somebody needs: not those whose client is gone."""
+        return [lease for lease in self if lease.key.session not in self._abandoned]
 
     def find(self, key: LeaseKey) -> Lease | None:
         """The lease of that session and epoch."""
@@ -47,37 +54,43 @@ class LeaseTable:
         """Whether a client has stepped here before."""
         return owner in self._known
 
-    def kv_bytes(self, without: Lease | None = None) -> list[int]:
-        """KV cache of each lease but one."""
-        return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
-
     def is_idle(self, lease: Lease, now: float) -> bool:
         """Whether nobody has used it for IDLE_S."""
         return now - self._used_s[lease.key.session] >= IDLE_S
 
     def spare(self, now: float) -> list[Lease]:
-        """Leases that may make room for others, in the order in which they do."""
-        held = Counter(lease.owner for lease in self._leases.values())
+        """Leases that may make room for others, in the order in which they do: first those whose client is gone."""
+        held = Counter(lease.owner for lease in self.standing)
         idle = [lease for lease in self if now - self._used_s[lease.key.session] >= SPARED_S]
-        return sorted(idle, key=lambda lease: (-held[lease.owner], self._used_s[lease.key.session]))
+
+        def order(lease: Lease) -> tuple[bool, int, float]:
+            session = lease.key.session
+            return session not in self._abandoned, -held[lease.owner], self._used_s[session]
+
+        return sorted(idle, key=order)
 
     def grant(self, lease: Lease, now: float) -> None:
         """The session has this lease, in the place of an older one if it had one."""
         self._leases[lease.key.session] = lease
         self._used_s[lease.key.session] = now
+        self._abandoned.discard(lease.key.session)
 
     def renew(self, lease: Lease) -> None:
         """The session's lease lasts longer; that is no use of it."""
         self._leases[lease.key.session] = lease
 
     def abandon(self, lease: Lease, now: float) -> None:
-        """Its client is gone, for ABANDONED_S at most: whoever needs its room may have it at once."""
+        """Its client is gone, for ABANDONED_S at most unless it asks for another epoch: whoever needs its room may have
+        it at once."""
         self.renew(replace(lease, expires_s=min(lease.expires_s, now + ABANDONED_S)))
         self._used_s[lease.key.session] = min(self._used_s[lease.key.session], now - SPARED_S)
+        self._abandoned.add(lease.key.session)
 
     def use(self, lease: Lease, now: float, *, stepped: bool) -> None:
-        """The session has stepped, or waits for this peer and not for its client."""
-        self._used_s[lease.key.session] = now
+        """The session has stepped, or waits for this peer and not for its client. What it did before its client was
+        gone is no use of it any more."""
+        if lease.key.session not in self._abandoned:
+            self._used_s[lease.key.session] = now
         if stepped:
             self._known[lease.owner] = None
             self._known.move_to_end(lease.owner)
@@ -98,4 +111,5 @@ class LeaseTable:
         for lease in ended:
             self._leases.pop(lease.key.session, None)
             self._used_s.pop(lease.key.session, None)
+            self._abandoned.discard(lease.key.session)
         return ended

@@ -6,6 +6,7 @@ cold layers, though these are still to be loaded. Of two clients that race for t
 two that want the same cold layers share one load.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from molink.peer.memory.copy_leases import CopyLeases
@@ -67,9 +68,11 @@ class LeaseBook:
     @property
     def free_kv_bytes(self) -> int:
         """KV cache that one more session could be granted now, on layers that are held or on their way."""
-        if self.gate.is_closed or self._rules.is_full(self._table):
+        standing = self._table.standing  # the others make room for whoever needs it
+        if self.gate.is_closed or self._rules.is_full(standing):
             return 0
-        return most_kv_bytes(self.kv_limit_bytes, self.memory.swap_bytes, self._table.kv_bytes())
+        leased = [lease.kv_bytes for lease in standing]
+        return most_kv_bytes(self.kv_limit_bytes, self.memory.swap_bytes, leased)
 
     @property
     def kv_limit_bytes(self) -> int:
@@ -80,9 +83,10 @@ class LeaseBook:
     @property
     def free_weight_bytes(self) -> int:
         """Weights that one more session could be granted now; its KV cache comes out of the same memory."""
-        if self.gate.is_closed or self._rules.is_full(self._table):
+        if self.gate.is_closed or self._rules.is_full(self.leases):
             return 0
-        spare_bytes = spare_pool_bytes(self.kv_limit_bytes, self.memory.swap_bytes, self._table.kv_bytes())
+        leased = [lease.kv_bytes for lease in self.leases]
+        spare_bytes = spare_pool_bytes(self.kv_limit_bytes, self.memory.swap_bytes, leased)
         return min(self.memory.weight_limit_bytes - self._holdings.committed_bytes, spare_bytes)
 
     def request(
@@ -191,9 +195,10 @@ class LeaseBook:
             self._table.end((lease,))
         return lease
 
-    def abandon_owner(self, owner: str, now: float) -> tuple[Lease, ...]:
-        """A client is gone: its leases end soon, or sooner where another needs their room. Returns them."""
-        left = tuple(lease for lease in self.leases if lease.owner == owner)
+    def abandon(self, keys: Iterable[LeaseKey], now: float) -> tuple[Lease, ...]:
+        """The client of these is gone: they end soon, or sooner where another needs their room. Returns those that
+        there are."""
+        left = tuple(lease for key in keys if (lease := self._table.find(key)) is not None)
         for lease in left:
             self._table.abandon(lease, now)
         return left

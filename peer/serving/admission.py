@@ -25,7 +25,7 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
 from molink.shards.kv.extents import PoolFull
-from molink.shards.kv.prefix import names_of_owner
+from molink.shards.kv.prefix import names_at
 
 EXPIRY_CHECK_S = 2.0
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Admission:
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
             if further and session.shares:
-                names = names_of_owner((*session.plan.prefix, *further), asker)
+                names = names_at((*session.plan.prefix, *further), asker, session.before)
                 session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
         self._let_go(key)
@@ -166,10 +166,11 @@ class Admission:
         """Whether sessions of that client have stepped here."""
         return self._leases.knows(peer_id)
 
-    def abandon_owner(self, owner: str) -> None:
-        """The client is gone: nothing is done for its sessions any more. Their KV caches stay for a moment, in which it
-        may come back and go on in another epoch."""
-        for lease in self._leases.abandon_owner(owner, asyncio.get_running_loop().time()):
+    def abandon(self, link: Link) -> None:
+        """The client is gone, or has come with another link: nothing is done any more for its sessions of this one.
+        Their KV caches stay for a moment, in which it may go on in another epoch."""
+        keys = [session.key for session in self._sessions if session.owner is link]
+        for lease in self._leases.abandon(keys, asyncio.get_running_loop().time()):
             session = self._sessions.get(*lease.key)
             if session is None or session.cache is None:
                 self._leases.release(lease.key)
@@ -262,7 +263,7 @@ class Admission:
         for key in older:
             if (left := self._end(key)) is not None:
                 self._caches.keep(left, session)
-                session.shares = session.shares and left.shares
+                session.shares = session.shares and left.shares and session.before == left.before
                 if self._copying is not None:
                     self._copying.log_inputs(session, left.inputs)
 

@@ -2,7 +2,7 @@
 
 from molink.peer.compute.backend import StageEngine
 from molink.peer.engine.sessions import ServedSession
-from molink.shards.kv.prefix import names_of_owner
+from molink.shards.kv.prefix import names_at
 
 
 class LeasedCaches:
@@ -34,9 +34,9 @@ class LeasedCaches:
         cache = session.kept_cache
         if cache is None or cache.closed:
             plan = session.plan
-            names = names_of_owner(plan.prefix, session.owner.peer_id)
+            names = names_at(plan.prefix, session.owner.peer_id, session.before)
             cache = self._engine.new_cache(session.span, plan.capacity_tokens, names, reserve=self._reserve)
-        elif not session.plan.prefix:
+        elif not (session.plan.prefix and session.shares):
             cache.name_blocks(())  # what is computed from here on may be upon what another peer has sent
         session.held_tokens, session.least_tokens = cache.length, cache.least_length
         session.cache = cache

@@ -121,13 +121,14 @@ class PeerService:
         """Sessions of a client that is gone end; those whose neighbour is gone are reported to their clients."""
         if self._admission is None or self._links is None or self._stepper is None:
             return
+        if any(session.owner is link for session in self._sessions):
+            self._admission.abandon(link)
+        if self._copying is not None:
+            self._copying.keeper.owner_gone(link)
         if not self._links.in_use(link):
             return  # another link has taken its place
-        if any(session.owner is link for session in self._sessions):
-            self._admission.abandon_owner(link.peer_id)
         if self._copying is not None:
             self._copying.sender.link_closed(link.peer_id)
-            self._copying.keeper.owner_gone(link)
         # what came of dialling again says something of this machine's network, and is not for clients
         told = reason.partition(", and could not be resumed")[0]
         for session in self._sessions:

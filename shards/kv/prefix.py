@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from molink.shards.spec import KV_BLOCK_TOKENS
+from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 NAME_BYTES = 16
 MAX_PREFIX_BLOCKS = 1024
 """So many blocks of a session are named at most."""
 
 
-def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
+def names_at(names: Sequence[bytes], owner: str, before: Sequence[tuple[str, Span]]) -> tuple[bytes, ...]:
     """The same places, under names that nobody else has: sessions of different owners share nothing, so that nobody
-    learns from a hit what another has asked."""
-    key = blake2b(owner.encode(), digest_size=32).digest()
+    learns from a hit what another has asked. Nor do sessions over different hops `before` this one (peer ids and
+    spans), whose rows the blocks are computed from: what a lying hop has sent is found by sessions over that hop alone.
+    """
+    places = "".join(f" {peer_id} {span.start} {span.stop}" for peer_id, span in before)
+    key = blake2b(f"{owner}{places}".encode(), digest_size=32).digest()
     return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
 
 

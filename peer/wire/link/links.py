@@ -202,6 +202,8 @@ class Links:
         if standing is not None and standing not in self._spares:
             self._spares.append(standing)
         self._links[link.peer_id] = link
+        if standing is not None and standing.remote.is_client and link.remote.is_client:
+            standing.close("its client has come with another link")  # who has one process, and lost this one
 
     def _prefers(self, standing: Link, new: Link) -> bool:
         """Whether the older of two open links stays in use: only if the two ends dialled each other at once, and then

@@ -18,6 +18,7 @@ import pytest
 from support.swarms.fake_swarm import CHAT, TEXT
 
 from molink.client.gateway import cli
+from molink.client.gateway.kept_identity import gateway_identity
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -33,6 +34,7 @@ class AsyncSwarm(FakeSwarm):
         self.state = {"ready": True, "model": model, **{key: str(value) for key, value in options.items()}}
 
     async def __aenter__(self):
+        self.state["identity"] = self.identity.peer_id
         if self.state["model"] == "nowhere":
             raise SwarmUnavailable("no peer of this swarm can be reached")
         return self
@@ -44,6 +46,12 @@ sys.modules["molink.client.api.swarm"] = types.SimpleNamespace(AsyncSwarm=AsyncS
 from molink.client.gateway.cli import main
 main()
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this user's is used or made."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def command(*arguments: str) -> list[str]:
@@ -92,6 +100,18 @@ def test_it_says_where_it_listens_serves_and_stops_on_a_signal(tmp_path: Path) -
     assert state["initial_peers"] == str([peers[1], peers[3]])
     assert state["swarm_key"] == str(key)
     assert (process.returncode, out, err) == (0, "left\n", "")
+
+
+@pytest.mark.full
+def test_no_second_gateway_has_the_identity_of_the_first(tmp_path: Path) -> None:
+    named = ("--port", "0", "--state-dir", str(tmp_path / "own"))
+    with running(*named) as (_, line):
+        state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()
+        other = run(*named)
+    with gateway_identity(tmp_path / "own") as identity:
+        assert state["identity"] == identity.peer_id
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "another gateway runs with the state directory" in other.stderr
 
 
 def test_it_answers_to_the_names_that_its_operator_allows() -> None:

@@ -1,12 +1,18 @@
 """What was said before is not computed again."""
 
 import asyncio
-import urllib.request
 from collections.abc import Sequence
 
 import pytest
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder, free_ports, generate
+from support.swarms.live_swarms import (
+    BUNDLED,
+    References,
+    bundled_folder,
+    free_ports,
+    generate,
+    rows_computed,
+)
 
 from molink.client.api.swarm import AsyncSwarm
 
@@ -14,18 +20,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 ANSWER_TOKENS = 40
 BLOCK_TOKENS = 16
-
-
-def rows_at(port: int) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    (value,) = (line.split()[1] for line in lines if line.startswith("molink_rows_total "))
-    return int(float(value))
-
-
-async def rows_computed(ports: Sequence[int]) -> list[int]:
-    """By each peer so far."""
-    return list(await asyncio.gather(*(asyncio.to_thread(rows_at, port) for port in ports)))
 
 
 async def until_rows(ports: Sequence[int], wanted: Sequence[int]) -> None:

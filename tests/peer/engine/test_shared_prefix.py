@@ -1,5 +1,7 @@
 """A prompt's beginning that every hop still has is not computed again, and ends with its client's sessions only."""
 
+from dataclasses import replace
+
 import pytest
 from support.links.data_plane import DEADLINE_S, End, asynchronous, describe, soon, until
 from support.models.circuit_runs import ready_tokens
@@ -9,7 +11,7 @@ from support.swarms.served_peer import Served, model, opened, served
 
 from molink.peer.models.model import LocalModel
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.shards.kv.prefix import block_names, names_of_owner
+from molink.shards.kv.prefix import block_names, names_at
 from molink.shards.spec import Span
 
 __all__ = ["model"]
@@ -101,7 +103,11 @@ async def test_windows_share_over_several_hops(
             assert circuit.held[1] == wanted
             chat += [*expected, 5, 6]
         middle = circuit.peers[1].engine
-        names = names_of_owner(block_names(chat, KEY), circuit.peers[0].client.peer_id)
+        names = names_at(
+            block_names(chat, KEY),
+            circuit.peers[0].client.peer_id,
+            [(circuit.peers[0].identity.peer_id, circuit.spans[0])],
+        )
         longest = ready_tokens(middle, Span(2, 4), names)
         (expected,) = await circuit.generate([chat], 4)
         while ready_tokens(middle, Span(2, 4), names) == longest:
@@ -140,6 +146,24 @@ async def test_clients_do_not_share_with_each_other(model: LocalModel) -> None:
         circuit.links = [await other.links.to(circuit.peers[0].facts)]
         await circuit.reserve(2, len(TEXT), 2, b"".join(block_names(TEXT[:-1], KEY)))
         assert circuit.held[2] == [0]
+
+
+@asynchronous
+async def test_what_was_computed_from_one_peer_s_rows_is_not_found_behind_another(model: LocalModel) -> None:
+    """Who lies to the next hop spoils nothing there of circuits without him."""
+    async with served_circuit(model, (3,), kv_tokens=400) as circuit, served(model, kv_tokens=400) as other:
+        client = circuit.peers[0].client
+        (expected,) = await circuit.generate([TEXT], 4, KEY)
+        over_other = replace(
+            circuit,
+            peers=[replace(other, client=client), circuit.peers[1]],
+            links=[await client.links.to(other.facts), circuit.links[1]],
+        )
+        for known in (0, 64):
+            assert await over_other.generate([TEXT], 4, KEY) == [expected]
+            assert over_other.held[1] == [known, known]
+        assert await circuit.generate([TEXT], 4, KEY) == [expected]
+        assert circuit.held[1] == [64, 64]
 
 
 @asynchronous

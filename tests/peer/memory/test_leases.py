@@ -281,6 +281,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.draining = False
         self.used: dict[LeaseKey, float] = {}
         self.known: set[str] = set()
+        self.abandoned: set[LeaseKey] = set()
         self.free_at_start = (self.book.free_weight_bytes, self.book.free_kv_bytes)
 
     def loading(self) -> set[int]:
@@ -348,6 +349,7 @@ class LeaseMachine(RuleBasedStateMachine):
             cold = set(span) - self.held - self.loading()
             assert {layer for part in answer.to_load for layer in part} == cold
             self.leases[asked] = answer.lease
+            self.abandoned.discard(asked)
             self.ordered.extend(answer.to_load)
 
     @precondition(lambda self: self.leases)
@@ -375,7 +377,8 @@ class LeaseMachine(RuleBasedStateMachine):
     def use(self, asked: LeaseKey) -> None:
         self.book.used(asked, self.now)
         if asked in self.leases:
-            self.used[asked] = self.now
+            if asked not in self.abandoned:
+                self.used[asked] = self.now
             self.known.add(self.leases[asked].owner)
 
     @rule(asked=KEYS)
@@ -386,7 +389,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def abandon_owner(self, owner: str) -> None:
-        left = self.book.abandon_owner(owner, self.now)
+        theirs = [asked for asked, lease in self.leases.items() if lease.owner == owner]
+        left = self.book.abandon(theirs, self.now)
+        self.abandoned |= {*theirs}
         assert {lease.key for lease in left} == {
             asked for asked, lease in self.leases.items() if lease.owner == owner
         }
@@ -447,12 +452,14 @@ class LeaseMachine(RuleBasedStateMachine):
         kv = sum(lease.kv_bytes for lease in self.book.leases)
         assert weights <= self.plan.weight_limit_bytes
         assert self.plan.workspace_bytes + weights + kv <= self.plan.total_bytes
-        free_kv = self.plan.total_bytes - self.plan.workspace_bytes - weights - kv
-        free_weights = min(self.plan.weight_limit_bytes - weights, free_kv)
-        closed = self.draining or len(self.leases) >= self.max_sessions
-        assert (self.book.free_weight_bytes, self.book.free_kv_bytes) == (
-            (0, 0) if closed else (free_weights, free_kv)
-        )
+        free = self.plan.total_bytes - self.plan.workspace_bytes - weights - kv
+        free_weights = min(self.plan.weight_limit_bytes - weights, free)
+        is_full = self.draining or len(self.leases) >= self.max_sessions
+        assert self.book.free_weight_bytes == (0 if is_full else free_weights)
+        standing = self.leases.keys() - self.abandoned
+        spare = sum(lease.kv_bytes for asked, lease in self.leases.items() if asked not in standing)
+        is_full = self.draining or len(standing) >= self.max_sessions
+        assert self.book.free_kv_bytes == (0 if is_full else free + spare)
 
     @invariant()
     def no_lease_is_lost_and_each_can_be_honoured(self) -> None:

@@ -53,9 +53,7 @@ class MoveRing(EpochRing):
 
     def want_move(self, hops: Sequence[int]) -> None:
         """Standbys are to take the places of these hops."""
-        self.upcoming = [
-            self._other(peer) if hop in hops else peer for hop, peer in enumerate(self.one.peers)
-        ]
+        self.upcoming = [self.other(peer) if hop in hops else peer for hop, peer in enumerate(self.one.peers)]
         (prepare,) = self.core.handle(client.MoveWanted(tuple(map(str, self.upcoming))), self.now_s)
         assert isinstance(prepare, client.Prepare)
         self.asked = list(self.upcoming)
@@ -92,7 +90,7 @@ class MoveRing(EpochRing):
     def recover(self, peer: int | None) -> None:
         """The client knows of a loss, or that the next epoch has not begun: it goes on in another one."""
         stays = self.before is not None and peer not in self.one.peers
-        standby = "" if peer is None or stays else str(self._other(peer))
+        standby = "" if peer is None or stays else str(self.other(peer))
         lost = client.Lost(peer_id=str(peer), standby=standby, stays=stays)
         (seize,) = self.core.handle(lost, self.now_s)
         assert isinstance(seize, client.Seize)
@@ -154,7 +152,7 @@ class MoveRing(EpochRing):
     def copying(self) -> list[int]:
         """Hops whose standby lacks something that their cache has."""
         running = self.before or self.one.peers
-        pairs = [(peer, self._other(peer)) for peer in running]
+        pairs = [(peer, self.other(peer)) for peer in running]
         return [
             peer
             for peer, other in pairs
@@ -164,7 +162,7 @@ class MoveRing(EpochRing):
 
     def copy(self, peer: int) -> None:
         """The standby gets all that it lacks."""
-        self.held[self._other(peer)].tokens = list(self.held[peer].tokens)
+        self.held[self.other(peer)].tokens = list(self.held[peer].tokens)
 
     def beginning(self) -> list[int]:
         """Peers that have all that they need to begin."""
@@ -192,7 +190,7 @@ class MoveRing(EpochRing):
 
     # -- peers
 
-    def _other(self, peer: int) -> int:
+    def other(self, peer: int) -> int:
         return peer + self.hops if peer < self.hops else peer - self.hops
 
     def _session(self, peers: list[int], hop: int, epoch: int) -> HopSession:

@@ -116,7 +116,7 @@ class Recorder:
 class End:
     """A peer's data plane, or with `is_client` a client's, which nobody can dial."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a test may say of an end, by name
         self,
         *,
         is_client: bool = False,
@@ -126,9 +126,11 @@ class End:
         members: Collection[str] = (),
         needed: bool = False,
         memory: MessageMemory | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        """`members` are known to belong to the swarm; `needed`: sessions use every link."""
-        self.identity = Identity.generate()
+        """`members` are known to belong to the swarm; `needed`: sessions use every link. `identity`: somebody new,
+        unless told."""
+        self.identity = identity or Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
         self.handler = Recorder()

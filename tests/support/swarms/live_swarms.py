@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,6 +80,19 @@ def free_ports(count: int) -> tuple[int, ...]:
     for one in sockets:
         one.close()
     return ports
+
+
+def rows_at(port: int) -> int:
+    """Token rows that the peer with metrics at that port has computed."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith("molink_rows_total "))
+    return int(float(value))
+
+
+async def rows_computed(ports: Sequence[int]) -> list[int]:
+    """As `rows_at`, of each peer."""
+    return list(await asyncio.gather(*(asyncio.to_thread(rows_at, port) for port in ports)))
 
 
 @contextmanager
