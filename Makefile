@@ -49,7 +49,7 @@ test: setup
 PEERS := tests/attack tests/dht/node tests/e2e tests/simnet/emulate
 SHARDS := tests/shards
 DECISIONS := tests/routing tests/simnet
-DISCOVERY := tests/dht tests/attack tests/client
+DISCOVERY := tests/dht tests/attack tests/client tests/simnet/emulate
 PARTS := test-e2e test-shards test-units test-decisions test-discovery
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
@@ -68,7 +68,7 @@ test-units: setup
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) --ignore=tests/simnet/emulate 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'

@@ -1,4 +1,4 @@
-"""Combinations of values of which every run takes those that hold each pair, and `make test-full` all."""
+"""Values and combinations of which every run takes some, those that hold each pair of two, and `make test-full` all."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -26,4 +26,13 @@ def pairwise(*factors: Sequence[object]) -> list[object]:
             marks=() if one in chosen else pytest.mark.full,
         )
         for one in every
+    ]
+
+
+def usually(some: Sequence[object], others: Sequence[object]) -> list[object]:
+    """For `pytest.mark.parametrize`: some in every run, the others in `make test-full`; a tuple is a value of each
+    name."""
+    return [
+        *some,
+        *(pytest.param(*one if isinstance(one, tuple) else (one,), marks=pytest.mark.full) for one in others),
     ]
