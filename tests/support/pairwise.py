@@ -1,6 +1,6 @@
 """Values and combinations of which every run takes some, those that hold each pair of two, and `make test-full` all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
 import pytest
@@ -29,9 +29,10 @@ def pairwise(*factors: Sequence[object]) -> list[object]:
     ]
 
 
-def usually(some: Sequence[object], others: Sequence[object]) -> list[object]:
-    """For `pytest.mark.parametrize`: some in every run, the others in `make test-full`; a tuple is a value of each
-    name."""
+def usually(some: Sequence[object], values: Iterable[object]) -> list[object]:
+    """For `pytest.mark.parametrize`: some in every run, the other values in `make test-full`. A tuple has a value for
+    each name."""
+    others = [one for one in values if one not in some]
     return [
         *some,
         *(pytest.param(*one if isinstance(one, tuple) else (one,), marks=pytest.mark.full) for one in others),

@@ -37,14 +37,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("kind", "packs", "together"),
-    usually(
-        USUAL,
-        [
-            one
-            for one in product(("llama", "gemma2", "qwen2", "gpt2"), *2 * [(False, True)])
-            if one not in USUAL
-        ],
-    ),
+    usually(USUAL, product(("llama", "gemma2", "qwen2", "gpt2"), (False, True), (False, True))),
 )
 def test_tokens_are_those_of_transformers_wherever_they_are_clear(
     kind: str, packs: bool, together: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch

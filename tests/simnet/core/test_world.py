@@ -213,9 +213,7 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_nothing_is_lost(po
     assert max(run.engine_busy) <= 1
 
 
-@pytest.mark.parametrize(
-    "policy", usually(["molink", "petals"], [one for one in POLICIES if one not in ("molink", "petals")])
-)
+@pytest.mark.parametrize("policy", usually(["molink", "petals"], POLICIES))
 def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     assert repr(short_run(policy)) == repr(known_run(policy))
 
