@@ -39,12 +39,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three at a time on two cores: the tests of real peers wait about as much as they compute, one after the other, and go
-# first; what is only computed takes the time that they leave. It is divided so that the parts end together; decisions have
-# a process of their own, in which no thread of a peer runs beside them. `test-units` runs whatever the other parts leave.
-# Each line says whose it is.
+# Three at a time on two cores. What waits as well as computes goes first, real peers before all; what is only computed
+# takes the time that they leave, and ends together. Decisions have a process of their own, in which no thread of a peer
+# runs beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j3 test-e2e test-shards test-units test-decisions test-discovery check
+	@$(MAKE) --no-print-directory -k -j3 test-e2e test-units test-discovery test-shards test-decisions check
 
 PEERS := tests/attack tests/dht/node tests/e2e tests/simnet/emulate
 SHARDS := tests/shards
