@@ -39,17 +39,16 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three at a time on two cores: the tests of real peers wait about as much as they compute, one after the other, and go
-# first; what is only computed takes the time that they leave. It is divided so that the parts end together; decisions have
-# a process of their own, in which no thread of a peer runs beside them. `test-units` runs whatever the other parts leave.
-# Each line says whose it is.
+# Three at a time on two cores. What waits as well as computes goes first, real peers before all; what is only computed
+# takes the time that they leave, and ends together. Decisions have a process of their own, in which no thread of a peer
+# runs beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j3 test-e2e test-shards test-units test-decisions test-discovery check
+	@$(MAKE) --no-print-directory -k -j3 test-e2e test-units test-discovery test-shards test-decisions check
 
 PEERS := tests/attack tests/dht/node tests/e2e tests/simnet/emulate
 SHARDS := tests/shards
 DECISIONS := tests/routing tests/simnet
-DISCOVERY := tests/dht tests/attack tests/client
+DISCOVERY := tests/dht tests/attack tests/client tests/simnet/emulate
 PARTS := test-e2e test-shards test-units test-decisions test-discovery
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
@@ -68,7 +67,7 @@ test-units: setup
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) --ignore=tests/simnet/emulate 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'

@@ -95,7 +95,7 @@ def test_the_simulator_prints_without_extras_and_needs_one_to_draw(tmp_path: Pat
     [
         ("molink.simnet.cli", ("schedule", "--seeds", "1", "--algorithms", "ilp"), "highspy", "simnet"),
         ("molink.client.gateway.cli", ("--port", "0", "--model", "molink/tiny-shakespeare"), "", "gateway"),
-        ("molink.client.commands.cli", ("demo",), "uvicorn", "gateway"),
+        pytest.param("molink.client.commands.cli", ("demo",), "uvicorn", "gateway", marks=pytest.mark.full),
     ],
 )
 def test_a_command_whose_extra_is_missing_says_in_one_sentence_what_to_type(

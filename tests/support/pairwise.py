@@ -1,6 +1,6 @@
-"""Combinations of values of which every run takes those that hold each pair, and `make test-full` all."""
+"""Values and combinations of which every run takes some, those that hold each pair of two, and `make test-full` all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
 import pytest
@@ -26,4 +26,14 @@ def pairwise(*factors: Sequence[object]) -> list[object]:
             marks=() if one in chosen else pytest.mark.full,
         )
         for one in every
+    ]
+
+
+def usually(some: Sequence[object], values: Iterable[object]) -> list[object]:
+    """For `pytest.mark.parametrize`: some in every run, the other values in `make test-full`. A tuple has a value for
+    each name."""
+    others = [one for one in values if one not in some]
+    return [
+        *some,
+        *(pytest.param(*one if isinstance(one, tuple) else (one,), marks=pytest.mark.full) for one in others),
     ]

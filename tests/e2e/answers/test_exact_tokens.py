@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from support.pairwise import usually
 from support.swarms.live_swarms import References, bundled_folder, circuit_of, generate
 
 from molink.client.api.swarm import AsyncSwarm
@@ -14,8 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 NEW_TOKENS = 16
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64, 100, 129, 300, 513, 700, 1000)
 """In tokens; the longest prompts go through the circuit in chunks."""
-SOME = {1: (1, 16, 1000), 2: (5, 513), 3: (2, 129, 1000), 4: (1, 2, 5, 16, 33, 129, 513, 1000)}
-"""Of these, by the number of hops: all go round the longest circuit, the ends of the scale round others too."""
+SOME = {1: (16, 1000), 2: (5, 513), 3: (2, 129), 4: (1, 16, 33, 129, 1000)}
+"""Of these, by the number of hops: those on both sides of a block and of a chunk go round the longest circuit."""
 SPEECH = """ROMEO:
 But, soft! what light through yonder window breaks?
 It is the east, and Juliet is the sun.
@@ -73,7 +74,7 @@ async def test_prompts_of_any_length_give_the_tokens_of_transformers(
             assert generation.token_ids == expected, len(prompt)
 
 
-@pytest.mark.parametrize("hops", CIRCUITS)
+@pytest.mark.parametrize("hops", usually([1, 4], [2, 3]))
 async def test_8_generations_at_once_give_the_tokens_of_transformers(
     hops: int, wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
 ) -> None:

@@ -25,10 +25,8 @@ async def test_sessions_together_and_alone_give_the_tokens_of_transformers(
         for number, length in enumerate(LENGTHS)
     ]
     async with ForkedSwarm() as swarm:
-        front, back = await asyncio.gather(
-            swarm.join("front", "--model", str(folder), "--layers", "0:3"),
-            swarm.join("back", "--model", str(folder), "--layers", f"3:{LAYERS}"),
-        )
+        front = await swarm.join("front", "--model", str(folder), "--layers", "0:3")
+        back = await swarm.join("back", "--model", str(folder), "--layers", f"3:{LAYERS}")
         async with AsyncSwarm(str(folder), initial_peers=swarm.addresses) as client:
             with circuit_of(client, {front: (0, 3), back: (3, LAYERS)}):
                 together = await asyncio.gather(*(generate(client, prompt, NEW_TOKENS) for prompt in prompts))

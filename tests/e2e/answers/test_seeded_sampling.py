@@ -1,6 +1,7 @@
 """A seed gives the same text on any circuit."""
 
 import pytest
+from support.pairwise import usually
 from support.swarms.live_swarms import circuit_of, generate
 
 from molink.client.api.swarm import AsyncSwarm
@@ -22,10 +23,7 @@ def by_name(swarm: LocalSwarm) -> dict[str, LocalPeer]:
     return {peer.name: peer for peer in swarm.peers}
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["temperature", "all", *(pytest.param(name, marks=pytest.mark.full) for name in ("top_p", "top_k"))],
-)
+@pytest.mark.parametrize("setting", usually(["all"], ["temperature", "top_p", "top_k"]))
 async def test_a_seed_gives_the_same_tokens_on_one_peer_and_on_three(
     setting: str, wide_swarm: LocalSwarm, wide_client: AsyncSwarm
 ) -> None:

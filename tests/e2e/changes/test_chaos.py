@@ -30,8 +30,10 @@ def requests(references: References, count: int) -> list[SessionRequest]:
     return asked
 
 
-async def check(chaos: Chaos, asked: list[SessionRequest], references: References, for_s: float) -> None:
-    served = await chaos.serve_and_strike(asked, together=4, for_s=for_s)
+async def check(
+    chaos: Chaos, asked: list[SessionRequest], references: References, *, together: int, for_s: float
+) -> None:
+    served = await chaos.serve_and_strike(asked, together=together, for_s=for_s)
     for number, request in enumerate(asked):
         if not request.params.temperature:
             prompt = tuple(request.prompt)
@@ -43,12 +45,13 @@ async def check(chaos: Chaos, asked: list[SessionRequest], references: Reference
 
 @pytest.mark.e2e
 async def test_every_generation_ends_with_its_tokens_whatever_befalls_peers(references: References) -> None:
-    async with Chaos(SPEC, ((0, 6), (6, 12)), seed=3) as chaos:
-        await check(chaos, requests(references, 4), references, for_s=10.0)
+    """A kill, a stop, and a line that falls silent."""
+    async with Chaos(SPEC, ((0, 6), (6, 12)), seed=9) as chaos:
+        await check(chaos, requests(references, 4), references, together=2, for_s=6.0)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
 async def test_ten_minutes_of_faults_cost_no_token(references: References) -> None:
     async with Chaos(SPEC, ((0, 3), (3, 6), (6, 9), (9, 12)), seed=20) as chaos:
-        await check(chaos, requests(references, 40), references, for_s=600.0)
+        await check(chaos, requests(references, 40), references, together=4, for_s=600.0)

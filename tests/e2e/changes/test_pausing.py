@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 DEADLINE_S = 60.0
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 120
+NEW_TOKENS = 60
 PAUSED_AFTER = 12
 """Tokens that the client has when the owner pulls the plug."""
 

@@ -8,6 +8,7 @@ not here.
 import pytest
 from support.links.homes import dialled
 from support.links.namespaces import require_namespaces
+from support.pairwise import usually
 
 pytestmark = pytest.mark.e2e
 
@@ -22,14 +23,6 @@ PUNCHED = (
     ("symmetric", "full"),
 )
 RELAYED = (("symmetric", "symmetric"), ("symmetric", "port"), ("blocked", "port"), ("blocked", "blocked"))
-FAST = 2
-"""Pairs of each list that every run tries."""
-
-
-def pairs(all_pairs: tuple[tuple[str, str], ...], fast: int) -> list[object]:
-    return [
-        pytest.param(*pair, marks=() if at < fast else pytest.mark.full) for at, pair in enumerate(all_pairs)
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +30,7 @@ def namespaces() -> None:
     require_namespaces()
 
 
-@pytest.mark.parametrize(("kind", "other_kind"), pairs(PUNCHED, FAST))
+@pytest.mark.parametrize(("kind", "other_kind"), usually(PUNCHED[:1], PUNCHED[1:]))
 def test_a_link_is_relayed_at_once_and_moves_to_a_hole_without_losing_anything(
     kind: str, other_kind: str
 ) -> None:
@@ -47,7 +40,7 @@ def test_a_link_is_relayed_at_once_and_moves_to_a_hole_without_losing_anything(
     assert said["closed"] is None
 
 
-@pytest.mark.parametrize(("kind", "other_kind"), pairs(RELAYED, 1))
+@pytest.mark.parametrize(("kind", "other_kind"), usually(RELAYED[:1], RELAYED[1:]))
 def test_where_there_can_be_no_hole_the_relayed_way_stays(kind: str, other_kind: str) -> None:
     said = dialled(kind, other_kind, wait_s=1.0)
     assert (said["first_way"], said["way"]) == ("relayed", "relayed")

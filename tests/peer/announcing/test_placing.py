@@ -26,6 +26,7 @@ from molink.peer.profiling.step_times import StepTimes
 from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.wire.transport.line_quality import LineQuality
 from molink.routing.latency.coordinates import START
+from molink.routing.placement import rebalancing
 from molink.shards.spec import ModelSpec, Span
 
 SPEC = ModelSpec(
@@ -239,3 +240,8 @@ async def test_a_load_that_fails_ends_no_duty_and_leaves_its_memory_to_circuits(
     await until(lambda: board.told[-1].spans == (Span(3, 9),) and board.told[-1].loading == ())
     await end(duties)
     assert members[1].leases.free_weight_bytes == SPEC.weight_bytes(Span(9, 12))
+
+
+def test_it_decides_by_the_same_objects_as_members_of_simulated_swarms() -> None:
+    assert placing.next_move is rebalancing.next_move
+    assert placing.core is placement_core

@@ -10,6 +10,7 @@ from support.devices.fused_reference import WrittenKernels
 from support.devices.paged_reference import Tapes, WrittenOut, decoding_here
 from support.models.circuit_runs import start_run, step_runs
 from support.models.tiny_models import make_tiny_model
+from support.pairwise import usually
 from torch import Tensor
 
 from molink.configuration import SettingsError
@@ -152,7 +153,11 @@ def test_where_fused_kernels_fail_steps_are_recorded_without_them(
     serves_as_without(model, proof.way, monkeypatch)
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+@pytest.mark.parametrize(
+    "failure",
+    usually(FAILURES[::3], FAILURES),
+    ids=lambda failure: type(failure).__name__,
+)
 def test_whatever_a_kernel_raises_torch_attends(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +189,9 @@ def test_a_kernel_that_computes_something_else_is_not_used(model: LocalModel) ->
     assert "its results are off by" in proof.sentence
 
 
-@pytest.mark.parametrize("failure", FAILURES[:4], ids=lambda failure: type(failure).__name__)
+@pytest.mark.parametrize(
+    "failure", usually(FAILURES[:2], FAILURES[:4]), ids=lambda failure: type(failure).__name__
+)
 def test_where_recording_fails_kernels_are_launched(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("cuts", [(), (2, 4)])
+@pytest.mark.parametrize("cuts", [(2, 4), pytest.param((), marks=pytest.mark.full)])
 @asynchronous
 async def test_tokens_are_those_of_transformers_when_prompts_are_computed_in_pieces(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...]
@@ -172,7 +172,7 @@ def a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return joined
 
 
-@pytest.mark.parametrize("cuts", [(), (3,)])
+@pytest.mark.parametrize("cuts", [(3,), pytest.param((), marks=pytest.mark.full)])
 @asynchronous
 async def test_parts_of_prompts_that_wait_together_are_computed_together(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...]
@@ -261,7 +261,7 @@ async def test_a_session_that_fails_in_a_piece_fails_alone(
         assert got[asked[session].session] == expected
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.full)])
 @asynchronous
 async def test_a_session_that_ends_between_pieces_leaves_the_others_their_turns(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, *, together: bool

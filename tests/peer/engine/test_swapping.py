@@ -18,7 +18,7 @@ from molink.shards.kv.prefix import block_names
 
 __all__ = ["model"]
 
-SESSIONS = 24
+SESSIONS = 16
 NEW_TOKENS = 24
 KEY = b"client"
 

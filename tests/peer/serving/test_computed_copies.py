@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.models.tiny_models import greedy_reference, make_tiny_model
+from support.pairwise import usually
 from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
 from support.swarms.served_peer import model, opened
 
@@ -22,8 +23,6 @@ __all__ = ["model"]
 
 PROMPT = [(7 * at + 3) % 60 for at in range(40)]
 NEW_TOKENS = 16
-KINDS = ["llama", "mistral", "gemma2", "qwen3_next"]
-"""All tokens seen, one window, two kinds of layers, states."""
 
 
 async def begun(circuit: CopiedCircuit, tokens: int = 3) -> tuple[pb.SessionDescriptor, list[int]]:
@@ -60,11 +59,18 @@ async def go_on_with_standby(
     return found, position
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [0, 1], ids=["token ids", "inputs"])
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    usually(
+        [("llama", 0), ("gemma2", 1), ("qwen3_next", 1)],
+        [("llama", 1), ("mistral", 0), ("mistral", 1), ("gemma2", 0), ("qwen3_next", 0)],
+    ),
+)
 def test_a_standby_that_has_computed_its_copy_goes_on_with_the_tokens_of_transformers(
     kind: str, at: int, tmp_path: Path
 ) -> None:
+    """From token ids (0) or inputs (1); of layers where all tokens are seen, in one window, in two kinds of layers, and
+    where states are kept."""
     folder = make_tiny_model(kind, tmp_path)
     expected = greedy_reference(folder, PROMPT, NEW_TOKENS)
 
@@ -235,7 +241,9 @@ async def test_logs_are_bounded_and_end_with_their_sessions(model: LocalModel) -
 
 @pytest.mark.parametrize(
     ("heads", "most"),
-    [({"num_key_value_heads": 4}, 0.2), ({"num_attention_heads": 8, "num_key_value_heads": 1}, 0.6)],
+    usually(
+        [({"num_key_value_heads": 4}, 0.2)], [({"num_attention_heads": 8, "num_key_value_heads": 1}, 0.6)]
+    ),
 )
 def test_of_eight_layers_the_bytes_of_inputs_on_the_wire_are_a_part_of_those_of_keys_and_values(
     heads: dict[str, int], most: float, tmp_path: Path

@@ -111,9 +111,14 @@ async def circuit_of(folder: Path, *, swaps: bool = False) -> AsyncIterator[Serv
     ("architecture", "swaps"),
     [
         ("llama", False),
-        ("qwen3_next", False),
-        *((name, True) for name in ("llama", "mistral", "gemma2", "falcon", "qwen3_next")),
-        *(pytest.param(name, False, marks=pytest.mark.full) for name in ("mistral", "gemma2", "falcon")),
+        ("gemma2", True),
+        ("falcon", True),
+        ("qwen3_next", True),
+        *(
+            pytest.param(name, False, marks=pytest.mark.full)
+            for name in ("mistral", "gemma2", "falcon", "qwen3_next")
+        ),
+        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("llama", "mistral")),
     ],
 )
 @asynchronous
@@ -162,12 +167,15 @@ async def test_a_circuit_that_is_left_while_it_steps_goes_on_where_its_client_is
         await check_nothing_left(circuit)
 
 
+@pytest.mark.parametrize("moments", [range(0, 24, 8), pytest.param(range(0, 24, 3), marks=pytest.mark.full)])
 @asynchronous
-async def test_a_prompt_that_is_left_in_slices_goes_on_behind_what_is_through(model: LocalModel) -> None:
+async def test_a_prompt_that_is_left_in_slices_goes_on_behind_what_is_through(
+    model: LocalModel, moments: range
+) -> None:
     expected = greedy_reference(model.folder, PROMPT, 8)
     other_expected = greedy_reference(model.folder, PROMPT[5:], 40)
     async with served_circuit(model, (2, 4), kv_tokens=600, profile=SLOW) as circuit:
-        for turns in range(0, 24, 3):
+        for turns in moments:
             other = Epochs(circuit, PROMPT[5:], session=2)
             await other.begin(40)
             await other.take(2)
@@ -231,19 +239,20 @@ async def test_caches_of_a_client_that_does_not_come_back_are_freed(
         await check_nothing_left(circuit)
 
 
+@pytest.mark.parametrize("epochs", [40, pytest.param(200, marks=pytest.mark.full)])
 @asynchronous
-async def test_two_hundred_epochs_take_no_more_memory_than_two(model: LocalModel) -> None:
+async def test_many_epochs_take_no_more_memory_than_two(model: LocalModel, epochs: int) -> None:
     expected = greedy_reference(model.folder, PROMPT[:8], 110)
     async with served_circuit(model, (3,), kv_tokens=200) as circuit:
         session, used = Epochs(circuit, PROMPT[:8]), []
-        for epoch in range(200):
+        for epoch in range(epochs):
             new_tokens = 10 + epoch // 2
             await session.begin(110)
             await session.take(new_tokens)
             assert [len(peer.leases.leases) for peer in circuit.peers] == [1, 1]
             assert [len(peer.serving.sessions) for peer in circuit.peers] == [1, 1]
             used.append([(peer.engine.pool.used_bytes, peer.engine.pool.tables) for peer in circuit.peers])
-        assert used == used[:1] * 200
+        assert used == used[:1] * epochs
         assert session.drawn == expected[: len(session.drawn)]
         await session.end()
         await check_nothing_left(circuit)

@@ -52,7 +52,7 @@ def modules_of(stage: Stage) -> dict[str, weakref.ref[nn.Module]]:
         pytest.param("none", False, True, PART, marks=pytest.mark.full),
         pytest.param("none", False, False, WHOLE, marks=pytest.mark.full),
         ("none", False, False, PART),
-        ("none", True, False, WHOLE),
+        pytest.param("none", True, False, WHOLE, marks=pytest.mark.full),
         ("none", True, False, PART),
         ("int8", False, False, WHOLE),
         pytest.param("int8", False, False, PART, marks=pytest.mark.full),

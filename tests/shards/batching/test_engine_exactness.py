@@ -13,7 +13,7 @@ from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
 
-BASIC = ("llama", "gpt2", "mixtral")
+BASIC = ("llama", "mixtral")
 """Beside `test_exact_in_every_way`, which has llama, gemma2 and qwen3_next in every run."""
 MONOTONOUS = ("falcon_alibi", "bloom")
 """Their random models repeat one token; `test_architectures` compares their logits."""

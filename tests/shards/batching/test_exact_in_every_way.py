@@ -16,6 +16,7 @@ from support.models.measured_models import (
     sharing_faults,
     tiny_model,
 )
+from support.pairwise import usually
 
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loading.loader import folder_refusal
@@ -23,6 +24,8 @@ from molink.shards.loading.loader import folder_refusal
 QUICK = ("llama", "gemma2", "qwen3_next")
 """Plain, with windows and caps, with compressed caches, with experts, with sinks, left-padded, converted, of more than
 text, with states in rows and token by token."""
+ROUNDED = ("llama", "gemma2")
+"""In bfloat16 in every run."""
 UNQUANTIZED = ("inkling_mm_model", "inkling_text", "llama4", "llama4_text")
 """Their experts are multiplied all at once, and quantized ones come one by one."""
 UNSHRUNK = ("dbrx",)
@@ -63,6 +66,7 @@ def test_preempted_sessions_are_exact(model: TinyModel, circuits: list[Circuit])
     assert not any(preemption_faults(model, circuit) for circuit in circuits)
 
 
+@pytest.mark.parametrize("model", usually(ROUNDED, ROWS), indirect=True)
 def test_in_bfloat16_they_differ_by_rounding_only(model: TinyModel) -> None:
     assert rounding_faults(in_bfloat16(model)) == []
 

@@ -9,6 +9,7 @@ import torch
 from support.models.circuit_runs import engine_with, greedy, spec_for
 from support.models.stored_models import alter_a_weight, copy_of, edit
 from support.models.tiny_models import ARCHITECTURES, LAYERS
+from support.pairwise import usually
 
 from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint.digests import tensor_digests
@@ -19,7 +20,7 @@ from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
 WHOLE = Span(0, LAYERS)
-QUICK = ("llama", "llama_tied", "gpt2", "mixtral", "deepseek_v3")
+QUICK = ("llama_tied", "gpt2", "mixtral")
 GROUPS = {
     "model.embed_tokens.weight": ("the embeddings", Span(0, 3), Span(3, LAYERS)),
     "model.layers.3.mlp.up_proj.weight": ("layer 3", Span(3, LAYERS), Span(0, 3)),
@@ -55,7 +56,7 @@ def test_a_verified_stage_gives_the_same_tokens(tiny_model: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("tensor", GROUPS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", usually(["bfloat16"], ["float32"]))
 def test_altered_bytes_are_refused_where_they_are_loaded_and_only_there(
     tensor: str, dtype: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:

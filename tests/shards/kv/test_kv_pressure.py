@@ -20,7 +20,7 @@ from molink.shards.spec import Span
 TinyModel = Callable[[str], Path]
 
 WHOLE = Span(0, 6)
-SESSIONS = 250
+SESSIONS = 100
 MANY_SESSIONS = 500
 LARGEST_BATCH = 12
 BLOCK_BYTES = 16 * 6 * 2 * 2 * 16 * 4
@@ -123,7 +123,7 @@ def test_sessions_share_a_tenth_of_the_memory_that_they_want(
 
     def watch(ended: int) -> None:
         assert engine.pool.used_bytes <= limit
-        if ended >= 50 * len(resident):
+        if ended >= sessions // 5 * len(resident):
             engine.pool.check_integrity()
             gc.collect()
             resident.append(psutil.Process().memory_info().rss)

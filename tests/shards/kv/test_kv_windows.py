@@ -18,6 +18,7 @@ from support.models.circuit_runs import (
     step_runs,
 )
 from support.models.tiny_models import ARCHITECTURES, VOCABULARY, greedy_references, make_tiny_model
+from support.pairwise import usually
 
 from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint import store
@@ -117,9 +118,7 @@ def test_what_is_reserved_is_enough_whatever_the_steps(
     assert engine.pool.used_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "architecture", [*WINDOWED[:2], *(pytest.param(name, marks=pytest.mark.full) for name in WINDOWED[2:])]
-)
+@pytest.mark.parametrize("architecture", usually(["gemma3"], WINDOWED))
 def test_long_sessions_that_share_and_are_cancelled_have_their_tokens(
     long_model: Callable[[str], Path], architecture: str
 ) -> None:

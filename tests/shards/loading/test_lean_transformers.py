@@ -60,6 +60,15 @@ assert _meta_registrations.meta_index_Tensor
 import transformers
 assert transformers.LlamaConfig().model_type == "llama"
 assert transformers.models.llama.LlamaModel is transformers.LlamaModel
+from transformers.core_model_loading import WeightRenaming
+from transformers.processing_utils import transformers_module
+assert transformers_module.LlamaConfig is transformers.LlamaConfig
+assert WeightRenaming("first", "second").rename_source_key("a.first")[0] == "a.second"
+"""
+COMPILER = """
+from molink.shards.loading.lean_transformers import load_lean_transformers
+load_lean_transformers()
+import torch
 import torch._dynamo
 assert torch._dynamo.config.cache_size_limit
 torch.Generator().manual_seed(0)
@@ -68,10 +77,6 @@ torch.Generator().manual_seed(0)
 assert torch.export.Dim("tokens").__name__ == "tokens"
 one = torch.ones(1)
 assert torch.cond(one.sum() > 0, torch.neg, torch.abs, (one,)).item() == -1
-from transformers.core_model_loading import WeightRenaming
-from transformers.processing_utils import transformers_module
-assert transformers_module.LlamaConfig is transformers.LlamaConfig
-assert WeightRenaming("first", "second").rename_source_key("a.first")[0] == "a.second"
 """
 
 
@@ -103,8 +108,11 @@ def test_a_later_start_computes_the_same_without_the_compiler_sympy_or_accelerat
     assert is_lazy == "True", "the list of all architectures' files was made"
 
 
-def test_what_was_left_out_is_there_for_whoever_uses_it() -> None:
-    assert run(WHOLE) == []
+@pytest.mark.parametrize(
+    "program", [WHOLE, pytest.param(COMPILER, marks=pytest.mark.full)], ids=["kinds", "compiler"]
+)
+def test_what_was_left_out_is_there_for_whoever_uses_it(program: str) -> None:
+    assert run(program) == []
 
 
 def test_where_a_meta_kernel_is_missing_those_that_were_left_out_are_brought_in(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models.stored_models import alter_a_weight, copy_of, edit
 from support.models.tiny_models import LAYERS
-from support.pairwise import pairwise
+from support.pairwise import usually
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -145,8 +146,22 @@ def stored(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> S
     return get
 
 
+USUAL = (
+    ("awq", "llama", "none"),
+    ("awq", "mixtral", "nf4"),
+    ("gptq 4 bits", "llama", "int8"),
+    ("gptq 4 bits", "mixtral", "none"),
+    ("gptq 8 bits, ordered", "mixtral", "int8"),
+    ("gptq 2 bits, second format", "llama", "nf4"),
+    ("fp8", "llama", "none"),
+    ("fp8", "mixtral", "int8"),
+)
+"""Each form, and each pair of a kind and what it is quantized to."""
+
+
 @pytest.mark.parametrize(
-    ("form", "kind", "quantization"), pairwise(tuple(FORMATS), ["llama", "mixtral"], ["none", "int8", "nf4"])
+    ("form", "kind", "quantization"),
+    usually(USUAL, product(FORMATS, ("llama", "mixtral"), ("none", "int8", "nf4"))),
 )
 def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
     form: str, kind: str, quantization: str, stored: Stored

@@ -9,6 +9,7 @@ import torch
 from support.devices.paged_reference import WrittenLatents, decoding_here
 from support.models.circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sharing, step_runs
 from support.models.tiny_models import VOCABULARY
+from support.pairwise import usually
 
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Rows
@@ -104,7 +105,7 @@ def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyMod
     assert max(attention.rows) == 5
 
 
-@pytest.mark.parametrize("sessions", [1, 2, 8])
+@pytest.mark.parametrize("sessions", usually([1, 8], [2]))
 def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
     decoding, _, tapes = decoding_here(sizes=(sessions,))
     launched, _, _ = decoding_here(sizes=(sessions,), records=False)

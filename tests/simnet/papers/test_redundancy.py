@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.pairwise import usually
 
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.devices.devices import Work
@@ -71,14 +72,14 @@ def test_every_request_ends_once_and_nothing_is_lost_or_too_much(cell_of_all: Re
     assert run.peak_kv_gb <= run.capacity_kv_gb
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", usually(["molink"], POLICIES))
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(policy: str) -> None:
     assert repr(simulate(cell(policy))) == repr(simulate(cell(policy)))
     assert simulate(cell(policy)) != simulate(replace(cell(policy), seed=1))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("tokens", [2100, 5000, 12000])
+@pytest.mark.parametrize("tokens", usually([2100, 12000], [5000]))
 def test_memory_for_a_few_requests_delays_the_others_and_loses_none(
     policy: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

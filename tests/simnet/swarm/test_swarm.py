@@ -17,7 +17,7 @@ from molink.dht.host.compressed_stream import Deflater
 from molink.dht.membership import timing
 from molink.dht.records import announcement
 from molink.dht.records.records import PeerView
-from molink.peer.announcing import placing
+from molink.peer.announcing import placement_core
 from molink.peer.memory import leases
 from molink.peer.wire.link.certificate import new_certificate
 from molink.routing.cost.terms import Demand
@@ -104,7 +104,7 @@ def test_sessions_survive_the_loss_of_peers_and_compute_their_history_again() ->
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not() -> None:
-    few = replace(CHURNING, duration_s=30.0)
+    few = replace(CHURNING, peers=16, duration_s=20.0, churn=Churn(30.0, crash_share=0.6))
     texts = [
         json.dumps(
             [
@@ -128,6 +128,7 @@ def test_littles_law_holds_within_a_hundredth() -> None:
 
 
 def test_decisions_are_the_products_own_objects() -> None:
+    """That `placing` has the same is tested beside it: it loads what computes."""
     assert (
         gateway.replan_incumbent_among
         is route_selector.replan_incumbent_among
@@ -141,11 +142,11 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert gateway_view.PeerHistory is peer_history.PeerHistory
     assert gateway_view.anti_entropy_interval_s is timing.anti_entropy_interval_s
     assert initial_placement.preview_join is placement.preview_join
-    assert members_placing.next_move is placing.next_move is rebalancing.next_move
-    assert member.PlacementCore is placing.core.PlacementCore
+    assert members_placing.next_move is rebalancing.next_move
+    assert member.PlacementCore is placement_core.PlacementCore
     assert moving.having_turn is rebalancing.having_turn
     assert moving.is_stuck is rebalancing.is_stuck
-    assert moving.LOOK_EVERY_S == placing.LOOK_EVERY_S
+    assert moving.LOOK_EVERY_S == rebalancing.LOOK_EVERY_S
     assert member.LeaseBook is leases.LeaseBook
     assert member.AnnouncingCore is publisher.core.AnnouncingCore
     assert gateway_view.InFlightLoad is peer_history.InFlightLoad
@@ -242,10 +243,10 @@ def placed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("placed_anywhere")
 def test_a_swarm_in_which_many_come_and_go_stays_within_its_budget_too() -> None:
-    its = SwarmSettings(peers=400, duration_s=240.0, churn=Churn(600.0), rate_rps=0.001, gateways=1)
+    its = SwarmSettings(peers=250, duration_s=240.0, churn=Churn(600.0), rate_rps=0.001, gateways=1)
     world = ran(its)
     row = swarm_row(world, "swarm")
-    assert row.joined > 100
+    assert row.joined > 60
     assert 5 < row.traffic_kbit_s < BUDGET_KBIT_S
     assert row.busiest_minute_kbit_s < BUDGET_KBIT_S
 

@@ -210,7 +210,7 @@ def test_every_session_ends_once_and_every_copy_is_given_back_however_peers_come
 
 
 def test_equal_seeds_give_equal_bytes() -> None:
-    few = replace(CHURNING, duration_s=60.0)
+    few = replace(CHURNING, peers=16, duration_s=30.0, churn=Churn(100.0, crash_share=0.6))
     worlds = [SwarmWorld(random_setup(few, WIDE, bundled_matrix(), OFTEN), few) for _ in range(2)]
     for world in worlds:
         world.run()
