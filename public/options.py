@@ -136,9 +136,9 @@ class Configuration:
     roles: Annotated[
         Literal["auto", "off", "pairs", "pieces"],
         Option(
-            "Whether its sessions go over to partners while it computes prompts: auto is, where that pays."
+            "Whether sessions go over to partners while this peer computes prompts: auto, if it pays; off, unless told."
         ),
-    ] = "auto"
+    ] = "off"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),
