@@ -133,6 +133,12 @@ class Configuration:
             "auto|off|PEER_ID",
         ),
     ] = "auto"
+    roles: Annotated[
+        Literal["auto", "off", "pairs", "pieces"],
+        Option(
+            "Whether sessions go over to partners while this peer computes prompts: auto, if it pays; off, unless told."
+        ),
+    ] = "off"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),

@@ -101,8 +101,9 @@ class SessionMoves:
         self._standbys = standbys
         self._leaving: dict[str, float] = {}
         """By peer, until when it serves (the loop's clock)."""
-        self._better: Mapping[str, tuple[PeerView, CopyForm]] = {}
-        """By the peers of hops that are to be left for better ones, which, and how copies go there."""
+        self._better: Mapping[str, tuple[PeerView, CopyForm] | None] = {}
+        """By the peers of hops that are to be left for better ones, which, and how copies go there; None: for who is
+        their standby."""
         self._better_until_s = 0.0
         self._failed = 0
         """Attempts in a row."""
@@ -126,6 +127,13 @@ class SessionMoves:
     def note_leaving(self, peer_id: str, within_s: float) -> None:
         """That peer is about to leave."""
         self._leaving[peer_id] = asyncio.get_running_loop().time() + within_s
+
+    def note_better_at_standby(self, peer_id: str, within_s: float) -> None:
+        """That peer says that its standby, which has a copy, has more time for the session. No standby, no move."""
+        if self._leaving or self._better or not self._standbys.substitute(peer_id):
+            return
+        self._better = {peer_id: None}
+        self._better_until_s = asyncio.get_running_loop().time() + min(within_s, BETTER_WITHIN_S)
 
     def is_leaving(self, peer_id: str) -> bool:
         """Whether that peer has said that it leaves: what becomes of it then is no fault. One that is a hop long after
@@ -158,6 +166,9 @@ class SessionMoves:
         """The session has gone over."""
         self._failed = 0
         self._better = {}
+        self._standbys.seek_for(
+            dict.fromkeys(self._leaving)
+        )  # who was left for a better one may keep the copy now
 
     async def next_circuit(self, circuit: ActiveCircuit) -> WantedMove | None:
         """The circuit to go over to from that one, once there are standbys for the hops that are to be left; None:
@@ -178,6 +189,7 @@ class SessionMoves:
             self._better = {}
         planned = self._standbys.circuit_without(circuit, leaving)
         if planned is None or clock() >= deadline_s:
+            self._better = {}
             return None
         self._standbys.hand_over(leaving)
         return WantedMove(planned, deadline_s)

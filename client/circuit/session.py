@@ -136,7 +136,12 @@ class ClientSession:
             self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
 
     def on_leaving(self, sender: str, leaving: pb.Leaving) -> None:
-        """A hop says of itself alone that it leaves; of its session nothing is lost by that."""
+        """A hop says of itself alone that it leaves, or that its standby has more time; of its session nothing is lost
+        by that."""
+        if leaving.to_standby:
+            self._moves.note_better_at_standby(sender, leaving.within_ms / 1000)
+            self._moves.begin(self._run, self._move)
+            return
         self._report(f"peer {sender[-8:]} is about to leave ({as_said(leaving.reason)})")
         self._moves.note_leaving(sender, leaving.within_ms / 1000)
         self._moves.begin(self._run, self._move)

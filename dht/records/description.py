@@ -43,6 +43,7 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
         "keeps_copies": facts.keeps_copies,
+        "pairs": facts.pairs,
         "partner": facts.partner_peer_id or None,
         "age_s": round(view.age_s, 1),
         "answers": view.answers,

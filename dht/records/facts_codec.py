@@ -93,6 +93,7 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
         message.relays.add(public_key=public_key_of(relay.peer_id), address=relay.address)
     message.cone = facts.cone
     message.keeps_copies = facts.keeps_copies
+    message.pairs = facts.pairs
     if facts.partner_peer_id:
         message.partner_key = public_key_of(facts.partner_peer_id)
 
@@ -150,6 +151,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         ),
         cone=message.cone,
         keeps_copies=message.keeps_copies,
+        pairs=message.pairs,
         partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
     )
 

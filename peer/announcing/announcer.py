@@ -67,6 +67,7 @@ class ServingTerms:
     step_tokens: int = MAX_STEP_TOKENS
     keeps_copies: bool = False
     partner_peer_id: str = ""
+    pairs: bool = False
 
 
 class Announcer:
@@ -254,4 +255,5 @@ def own_facts(
         step_tokens=terms.step_tokens,
         keeps_copies=terms.keeps_copies,
         partner_peer_id=terms.partner_peer_id,
+        pairs=terms.pairs,
     )

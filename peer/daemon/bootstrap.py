@@ -61,6 +61,7 @@ from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.reach.moving import PunchingHandler
 from molink.peer.reach.reach import Reach
+from molink.peer.redundancy.pair_roles import Roles
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
@@ -184,6 +185,7 @@ class Bootstrap:
                 computing.limits.max_tokens,
                 terms.keeps_copies,
                 terms.partner_peer_id,
+                settings.options.roles == "pairs",
             ),
         )
         facts = await reach.settled(base)
@@ -247,6 +249,7 @@ class Bootstrap:
             wrap=PunchingHandler,
             folder=self._state.path,
             copies=settings.options.partner != "off",
+            roles=Roles(settings.options.roles),
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:

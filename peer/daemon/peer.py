@@ -140,6 +140,7 @@ class Peer:
             "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
             **({} if parts.serving.copying is None else parts.serving.copying.describe()),
+            **({} if parts.serving.roles is None else parts.serving.roles.describe()),
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot(silent=True)),
         }

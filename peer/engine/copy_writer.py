@@ -39,7 +39,9 @@ class CopyWriter:
         self._alarm: asyncio.TimerHandle | None = None
         self.computed_tokens = 0
         """Of copies, from what their hops have sent."""
-        idle.add_source(self._next_work, lambda: any(one.is_awaited for one in copies.values()))
+        self.writes_between_steps = False
+        """Whether keys and values are written beside sessions of this peer's own that always step."""
+        idle.add_source(self._next_work, self._is_awaited)
 
     def wake(self) -> None:
         """Something may be there to be written."""
@@ -64,6 +66,13 @@ class CopyWriter:
         """Nothing is woken any more."""
         if self._alarm is not None:
             self._alarm.cancel()
+
+    def _is_awaited(self) -> bool:
+        return any(
+            one.is_awaited
+            or (self.writes_between_steps and one.waiting and one.waiting[0].form is CopyForm.KEYS_AND_VALUES)
+            for one in self._copies.values()
+        )
 
     def _next_work(self) -> IdleWork | None:
         """A piece of what waits, of copies in turn."""

@@ -105,6 +105,8 @@ class _Progress:
 class CopySending(Generic[Key]):
     """Owns the progress of every copy that a peer has made of its sessions."""
 
+    always_awaited: bool = False
+    """Whether copies are made beside sessions that always step, too."""
     _copies: dict[Key, _Progress] = field(default_factory=dict)
     _openings: dict[Key, int] = field(default_factory=dict)
     _hastened: set[Key] = field(default_factory=set)
@@ -163,7 +165,9 @@ class CopySending(Generic[Key]):
     @property
     def is_hastened(self) -> bool:
         """Whether somebody waits for one of the copies."""
-        return any(key in self._copies for key in self._hastened)
+        return (self.always_awaited and bool(self._copies)) or any(
+            key in self._copies for key in self._hastened
+        )
 
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.compute.backend import StageEngine
@@ -14,6 +14,7 @@ from molink.peer.engine.sessions import SessionPlan
 from molink.peer.memory.leases import Lease, LeaseBook, LeaseKey, Refused
 from molink.peer.redundancy.copy_intake import CopyIntake
 from molink.peer.redundancy.input_log import InputLogs
+from molink.peer.redundancy.pair_roles import HolderLoad
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import Link, LinkError
@@ -52,6 +53,8 @@ class CopyKeeper:
         self.writer = CopyWriter(engine, engine_thread, idle, self._copies, self._written)
         self._linking: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(_log)
+        self.own_load: Callable[[], HolderLoad] = HolderLoad
+        """What this peer does for sessions of its own: hops hear it with what is kept."""
         self.taken_over = 0
         """Copies that have become sessions here."""
         leases.copies.tell_ended(self._ended)
@@ -205,7 +208,11 @@ class CopyKeeper:
             if link is not None:
                 key, tokens = kept.plan.key, kept.intake.kept_tokens
                 one = pb.CopyKept(session=key.session, epoch=key.epoch, tokens=tokens, ended=ended)
-                link.post(pb.CopiesKept(copies=[one]))
+                load = self.own_load()
+                told = pb.CopiesKept(
+                    copies=[one], decoding_tokens=load.decoding_tokens, prompt_tokens=load.prompt_tokens
+                )
+                link.post(told)
 
     def _drop(self, kept: KeptCopy, fault: str) -> None:
         """Ends a copy for what came of it, or did not come."""

@@ -6,7 +6,7 @@ What standbys compute from is read from sessions' logs, and keys and values from
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from molink.dht.records.records import PeerFacts
@@ -39,16 +39,21 @@ class CopySender:
         sessions: SessionTable,
         neighbours: NeighbourLinks,
         links: Links,
+        *,
+        between_steps: bool = False,
     ) -> None:
+        """With `between_steps` copies are made of sessions that always step, too."""
         self._engine = engine
         self._idle = idle
         self._sessions = sessions
         self._neighbours = neighbours
         self._links = links
-        self._sending: CopySending[ServedSession] = CopySending()
+        self._sending: CopySending[ServedSession] = CopySending(always_awaited=between_steps)
         self._linking: dict[ServedSession, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
+        self.told_kept: Callable[[str, pb.CopiesKept], None] = _nothing
+        """Hears all that standbys say."""
         self.sent_bytes = 0
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
@@ -88,6 +93,7 @@ class CopySender:
 
     def on_kept(self, link: Link, header: pb.CopiesKept) -> None:
         """A standby says how far its copies have come."""
+        self.told_kept(link.peer_id, header)
         for one in header.copies:
             session = self._sessions.get(one.session, one.epoch)
             if session is None or session.ended or session.standby_peer_id != link.peer_id:
@@ -244,6 +250,10 @@ class CopySender:
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
         self._idle.wake()
+
+
+def _nothing(_: str, __: pb.CopiesKept) -> None:
+    return None
 
 
 def _kept_by_nobody(session: ServedSession) -> None:

@@ -1,5 +1,6 @@
 """The data plane of one peer put together: links, acceptor, engine, stepper, admission."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from molink.peer.hop.session import HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.redundancy.input_log import InputLogs, log_limit_bytes
+from molink.peer.redundancy.pair_roles import Roles
 from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
@@ -31,6 +33,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.copy_keeper import CopyKeeper
 from molink.peer.serving.copy_sender import CopySender
 from molink.peer.serving.copying import Copying
+from molink.peer.serving.holder_roles import HolderRoles
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.prepared_epochs import PreparedEpochs
@@ -90,6 +93,8 @@ class DataPlaneSettings:
     """Puts a handler of links before the data plane's own."""
     copies: bool = False
     """Whether copies are kept for others, and of what is here."""
+    roles: Roles = Roles.OFF
+    """Whether sessions go over to partners that have copies of them."""
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -170,7 +175,7 @@ class DataPlane:
         """None: no copies are kept, neither here nor of what is here."""
         if settings.copies:
             logs = InputLogs(log_limit_bytes(settings.memory_bytes))
-            self.copying = self._open_copying(identity.peer_id, leased, neighbours, logs)
+            self.copying = self._open_copying(identity.peer_id, leased, neighbours, logs, settings.roles)
         self.admission = Admission(
             identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper, self.copying
         )
@@ -178,9 +183,11 @@ class DataPlane:
             identity.peer_id, sessions, self.admission, self.stepper, neighbours, self.links, self.copying
         )
         service.attach(self.stepper, self.admission, self.links, self._prepared, self.copying)
+        self.roles: HolderRoles | None = None
+        """None: without copies there are no roles."""
         if self.copying is not None:
+            self.roles = HolderRoles(settings.roles, sessions, self.copying, self.links, step_times)
             metrics.watch_copies(self.copying.describe)
-        self.measure_line: MeasureLine = self.links.line_quality
         self._acceptor = Acceptor(
             *settings.listen,
             credentials,
@@ -195,6 +202,11 @@ class DataPlane:
     def port(self) -> int:
         """Where the acceptor listens."""
         return self._acceptor.port
+
+    @property
+    def measure_line(self) -> MeasureLine:
+        """What this machine's line is measured by."""
+        return self.links.line_quality
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -215,11 +227,12 @@ class DataPlane:
         await self._stack.aclose()
 
     def _open_copying(
-        self, peer_id: str, compute: LeasedCompute, neighbours: NeighbourLinks, logs: InputLogs
+        self, peer_id: str, compute: LeasedCompute, neighbours: NeighbourLinks, logs: InputLogs, roles: Roles
     ) -> Copying:
         engine, thread = compute.backend.engine, self._engine_thread
         idle = IdleEngine(thread)
-        sender = CopySender(engine, idle, self.sessions, neighbours, self.links)
+        always = roles is Roles.PAIRS
+        sender = CopySender(engine, idle, self.sessions, neighbours, self.links, between_steps=always)
         keeper = CopyKeeper(peer_id, engine, compute.leases, thread, idle, logs, neighbours)
         return Copying(sender, keeper, logs, engine.spec)
 
@@ -236,5 +249,11 @@ class DataPlane:
             )
 
     async def run(self) -> None:
-        """Lets leases expire, until cancelled. Steps are driven by what arrives."""
-        await self.admission.run()
+        """Lets leases expire, and suggests where sessions should be, until cancelled. Steps are driven by what
+        arrives."""
+        if self.roles is None:
+            await self.admission.run()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.admission.run(), name="let leases expire")
+            tasks.create_task(self.roles.run(), name="suggest moves")

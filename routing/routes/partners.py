@@ -201,6 +201,9 @@ def _able(
         for one in copy_costs(model, span, copied.encoding)
         if one.token_bytes * copied.tokens_per_s <= left_bytes_per_s
     ]
+    if view.facts.pairs:  # a partner that computes the same prompts could not decode meanwhile
+        costs = copy_costs(model, span, copied.encoding)
+        carried = [one for one in costs if one.form is CopyForm.KEYS_AND_VALUES] or carried
     if not carried:
         return NoPartner.UPLINK
     needed_bytes = model.kv_bytes(span, demand.tokens)

@@ -80,6 +80,7 @@ DECISIONS = [
     "molink.peer.redundancy.copy_intake",
     "molink.peer.redundancy.copy_sending",
     "molink.peer.redundancy.pair_balance",
+    "molink.peer.redundancy.pair_roles",
     "molink.peer.redundancy.partners",
     "molink.peer.scheduling.decoding_sessions",
     "molink.peer.scheduling.prompt_gathering",

@@ -702,16 +702,26 @@ class CopiesKept(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COPIES_FIELD_NUMBER: _builtins.int
+    DECODING_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """that the standby has yet to compute for sessions of its own"""
     @_builtins.property
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyKept]: ...
+    @_builtins.property
+    def decoding_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each session that the standby decodes itself: what its KV cache holds"""
+
     def __init__(
         self,
         *,
         copies: _abc.Iterable[Global___CopyKept] | None = ...,
+        decoding_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "decoding_tokens", b"decoding_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,11 +779,14 @@ class Leaving(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     WITHIN_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TO_STANDBY_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     within_ms: _builtins.int
     """for so long the hop still serves the session"""
     reason: _builtins.str
+    to_standby: _builtins.bool
+    """it serves on: the session is better decoded by its standby, within so long"""
     def __init__(
         self,
         *,
@@ -781,10 +794,11 @@ class Leaving(_message.Message):
         epoch: _builtins.int = ...,
         within_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        to_standby: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason", "session", b"session", "within_ms", b"within_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason", "session", b"session", "to_standby", b"to_standby", "within_ms", b"within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

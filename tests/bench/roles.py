@@ -1,0 +1,137 @@
+"""What roles of two holders are worth: `python tests/bench/roles.py [--roles pieces pairs auto] [--mbps 100]`.
+
+One span, the whole bundled model, held by two real peers behind uplinks of their own. Some sessions decode, and bursts
+of long prompts come meanwhile. Printed for each setting is the 99th percentile of the times between tokens of those
+that decode, the mean time to the end of all jobs and to a prompt's first token, and how many sessions went over; then
+each over that of `pieces`.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.tables import Table
+from bench.this_machine import processor
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, free_ports
+
+from molink.client.circuit.circuit_builder import CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest
+from molink.shards.spec import ModelSpec, SamplingParams
+from molink.simnet.emulate.processes.child_process import LinesProcess
+from molink.simnet.emulate.processes.lines import LinesConfiguration
+from molink.simnet.emulate.serving import spec_of
+
+HOLDERS = 2
+DECODING, DECODED_TOKENS, SHORT_TOKENS = 4, 500, 32
+BURST, BURSTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 3, 1000, 8
+FIRST_BURST_AT, EVERY_TOKENS = 150, 100
+"""Tokens of the first session after which bursts come."""
+TIMEOUT_S = 60.0
+P99_BAR, JCT_BAR = 1.0, 1.02
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one setting gave."""
+
+    gaps_s: list[float] = field(default_factory=list)
+    jobs_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    moves: int = 0
+
+    @property
+    def p99_s(self) -> float:
+        return sorted(self.gaps_s)[int(0.99 * len(self.gaps_s))]
+
+    @property
+    def job_s(self) -> float:
+        return statistics.fmean(self.jobs_s)
+
+
+async def measure(spec: ModelSpec, roles: str, options: argparse.Namespace) -> Measured:
+    """Sessions and bursts in a swarm of its own."""
+    ports, found = free_ports(HOLDERS), Measured()
+    async with AsyncExitStack() as stack:
+        lines = await stack.enter_async_context(
+            LinesProcess(LinesConfiguration(HOLDERS + 1, options.mbps, options.delay_ms))
+        )
+        await lines.settle([*([f"127.0.0.1:{port}"] for port in ports), ()])
+        swarm = await stack.enter_async_context(ForkedSwarm())
+        for number, port in enumerate(ports):
+            joined = ["--model", BUNDLED, "--layers", f"0:{spec.layers}", "--roles", roles]
+            joined += ["--grpc-port", str(port), "--http-proxy", lines.proxies[number]]
+            await swarm.join(f"peer-{number}", *joined)
+        connection = await stack.enter_async_context(
+            SwarmConnection(swarm.addresses, None, http_proxy=lines.proxies[-1])
+        )
+        builder = CircuitBuilder(connection, spec)
+        marks: asyncio.Queue[int] = asyncio.Queue()
+
+        async def job(number: int, prompt_tokens: int, new_tokens: int) -> None:
+            prompt = tuple(
+                2 + (31 * number + 7 * at) % (spec.vocabulary_size - 2) for at in range(prompt_tokens)
+            )
+            params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+            session = ClientSession(builder, SessionRequest(prompt, params))
+            began_s, came_s = time.perf_counter(), []
+            async for _ in session.tokens(TIMEOUT_S):
+                came_s.append(time.perf_counter())
+                if number == 0:
+                    marks.put_nowait(len(came_s))
+            found.jobs_s.append(came_s[-1] - began_s)
+            found.moves += session.log.moves
+            if prompt_tokens == PROMPT_TOKENS:
+                found.first_s.append(came_s[0] - began_s)
+            else:
+                found.gaps_s += [after - before for before, after in pairwise(came_s[FIRST_BURST_AT:])]
+
+        jobs = [asyncio.create_task(job(number, SHORT_TOKENS, DECODED_TOKENS)) for number in range(DECODING)]
+        for burst in range(BURSTS):
+            while await marks.get() < FIRST_BURST_AT + EVERY_TOKENS * burst:
+                pass
+            numbers = range(100 + burst * BURST, 100 + (burst + 1) * BURST)
+            jobs += [asyncio.create_task(job(one, PROMPT_TOKENS, ANSWER_TOKENS)) for one in numbers]
+        await asyncio.gather(*jobs)
+    return found
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--roles", nargs="+", default=["pieces", "pairs", "auto"])
+    parser.add_argument("--mbps", type=float, default=100.0, help="of each home's uplink (100)")
+    parser.add_argument("--delay-ms", type=float, default=30.0, help="from home to home, one way (30)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    print(f"{processor()}\npython tests/bench/roles.py {' '.join(sys.argv[1:])}", flush=True)
+    spec, found = spec_of("real", None, "", 1), {}
+    for roles in options.roles:
+        found[roles] = one = asyncio.run(measure(spec, roles, options))
+        print(
+            f"{roles}: 99 % of gaps {1000 * one.p99_s:.0f} ms, median {1000 * statistics.median(one.gaps_s):.0f} ms, "
+            f"jobs {one.job_s:.2f} s, first token {statistics.fmean(one.first_s):.2f} s, moves {one.moves}",
+            flush=True,
+        )
+    table, pieces = Table(), found.get("pieces")
+    for roles, one in found.items():
+        if pieces is not None and one is not pieces:
+            table.judge(f"{roles}: 99 % of gaps over pieces'", one.p99_s / pieces.p99_s, "", P99_BAR)
+            table.judge(f"{roles}: mean job over pieces'", one.job_s / pieces.job_s, "", JCT_BAR)
+    if options.json:
+        print(json.dumps(table.rows))
+
+
+if __name__ == "__main__":
+    main()
