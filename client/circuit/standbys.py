@@ -8,12 +8,14 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from molink.client.circuit.circuit_builder import ActiveCircuit
 from molink.client.circuit.reserving import REQUEST_TIMEOUT_S, release
+from molink.client.epochs.copy_lag import CopyLag
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.session_log import HopCopy
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -33,7 +35,12 @@ class StandbySource(Protocol):
     """Source of choices and of links, as a circuit builder is."""
 
     async def partners(
-        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
+        self,
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        taken: frozenset[str],
+        without_time: frozenset[str],
     ) -> Mapping[int, tuple[PeerView, CopyForm]]: ...
 
     async def link_to(self, view: PeerView) -> Link: ...
@@ -47,6 +54,7 @@ class Standby:
     link: Link
     form: CopyForm
     """In which that copy comes."""
+    lag: CopyLag = field(default_factory=CopyLag)
 
 
 class Standbys:
@@ -62,6 +70,8 @@ class Standbys:
         """By hop."""
         self._refused: set[str] = set()
         """Peers that are not asked again for this circuit."""
+        self._without_time: set[str] = set()
+        """Standbys that have not kept up with computing a copy: from now on they get keys and values, or nothing."""
         self._wished: dict[str, tuple[PeerView, CopyForm] | None] = {}
         """By the peer of a hop that is to be left, who is to take its place, and in which form the copy goes there;
         None: whoever is chosen."""
@@ -69,16 +79,20 @@ class Standbys:
         self._changed = asyncio.Event()
         """Somebody keeps a copy now, or does no longer."""
         self._seeking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
         """Of those that keep a copy now."""
         return tuple(one.view.peer_id for one in self._standing.values())
 
-    def by_hop(self) -> Mapping[str, str]:
-        """Of the hops' peers those that have a standby, and which."""
+    def by_hop(self) -> Mapping[str, HopCopy]:
+        """Of the hops' peers those that have a standby, and what it keeps."""
         hops = () if self._circuit is None else self._circuit.route.hops
-        return {hops[at].peer_id: one.view.peer_id for at, one in self._standing.items()}
+        return {
+            hops[at].peer_id: HopCopy(one.view.peer_id, one.form.name.lower(), one.lag.lacking_tokens)
+            for at, one in self._standing.items()
+        }
 
     def begin(self, circuit: ActiveCircuit) -> None:
         """The circuit stands: its hops are given standbys from now on. Who keeps a copy of a hop that is on it as
@@ -150,19 +164,38 @@ class Standbys:
         self._changed.set()
         return True
 
-    def renew(self) -> None:
-        """Copies last as long as leases do."""
-        for one in self._standing.values():
-            asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
-            one.link.post(pb.Request(id=0, await_ready=asked))
+    def renew(self, history_tokens: int) -> None:
+        """Copies last as long as leases do. Their standbys say how far they have come: who does not catch up with
+        computing gets keys and values, or another one is sought; else its copy stays behind."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(history_tokens), name="look at copies")
 
     def release(self) -> None:
         """No copy is needed any more."""
         self.pause()
+        if self._looking is not None:
+            self._looking.cancel()
         for one in self._standing.values():
             release(one.link, self._descriptor)
         self._standing.clear()
         self._refused.clear()
+
+    async def _look(self, history_tokens: int) -> None:
+        asked = [self._renew(one, history_tokens) for one in self._standing.values()]
+        await asyncio.gather(*asked)
+
+    async def _renew(self, one: Standby, history_tokens: int) -> None:
+        asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
+        try:
+            response, _ = await one.link.request(pb.Request(await_ready=asked), REQUEST_TIMEOUT_S)
+        except LinkError:
+            return  # if its link has closed, the session tells
+        if response.WhichOneof("body") != "readiness":
+            return
+        is_late = one.lag.record(history_tokens, response.readiness.held_tokens)
+        if is_late and one.form is not CopyForm.KEYS_AND_VALUES:
+            self._without_time.add(one.view.peer_id)
+            self._lacking.set()
 
     def _let_go_of_others(self, circuit: ActiveCircuit) -> None:
         """Those whose hop is not on the circuit that stands now have nothing to keep."""
@@ -201,16 +234,24 @@ class Standbys:
 
     async def _chosen(self, circuit: ActiveCircuit) -> dict[int, tuple[PeerView, CopyForm]]:
         """Who is to keep copies of the hops that have no standby, and in which form."""
-        hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing]
+        hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing or self._is_late(at)]
         wished = {at: one for at in hops if (one := self._wished.get(self._peer_of(at))) is not None}
         wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._refused}
         left = [at for at in hops if at not in wished and (self._wanted or self._peer_of(at) in self._wished)]
         if not left:
             return wished
         named = (view.peer_id for view, _ in wished.values())
-        taken = frozenset((*self.peer_ids, *self._refused, *self._wished, *named))
-        found = await self._source.partners(circuit.route, self._descriptor, left, taken)
+        standing = (one.view.peer_id for at, one in self._standing.items() if at not in left)
+        taken = frozenset((*standing, *self._refused, *self._wished, *named))
+        without_time = frozenset(self._without_time)
+        found = await self._source.partners(circuit.route, self._descriptor, left, taken, without_time)
         return {**wished, **found}
+
+    def _is_late(self, at: int) -> bool:
+        """Whether that hop's copy does not catch up, and could if it came otherwise, or elsewhere."""
+        one = self._standing[at]
+        computes = one.form is not CopyForm.KEYS_AND_VALUES and one.view.peer_id in self._without_time
+        return computes and self._peer_of(at) not in self._wished
 
     def _peer_of(self, at: int) -> str:
         return "" if self._circuit is None else self._circuit.route.hops[at].peer_id
@@ -231,13 +272,21 @@ class Standbys:
             hop.standby_facts = b""
             if error.peer_id == hop.peer_id:
                 return False
-            self._standing.pop(at, None)
+            self._replace(at, None)
             self._refused.add(view.peer_id)
             self._lacking.set()
         else:
-            self._standing[at] = Standby(view, link, form)
+            self._replace(at, Standby(view, link, form))
         self._changed.set()
         return True
+
+    def _replace(self, at: int, by: Standby | None) -> None:
+        """That hop's copy is kept there from now on, or nowhere."""
+        before = self._standing.pop(at, None)
+        if by is not None:
+            self._standing[at] = by
+        if before is not None and (by is None or before.view.peer_id != by.view.peer_id):
+            release(before.link, self._descriptor)
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

@@ -21,6 +21,18 @@ class HopLost:
     """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class HopCopy:
+    """A copy of a hop's KV cache."""
+
+    peer_id: str
+    """Of who keeps it."""
+    form: str
+    """In which it comes: keys_and_values, inputs, token_ids."""
+    behind_tokens: int | None
+    """That it lacked at the latest look; None: nobody has looked."""
+
+
 @dataclass(slots=True)
 class SessionLog:
     """Session log: what became of a session, for reports."""
@@ -32,8 +44,8 @@ class SessionLog:
     moves: int = 0
     """Times that it has gone on over another circuit without a pause."""
     losses: list[HopLost] = field(default_factory=list)
-    standbys: Mapping[str, str] = field(default_factory=dict)
-    """Who kept copies at the end, by the hops' peers."""
+    standbys: Mapping[str, HopCopy] = field(default_factory=dict)
+    """The copies that there were at the end, by the hops' peers."""
     recoveries: list["HopRecovery"] = field(default_factory=list)
     recovering: "HopRecovery | None" = None
     """Of the latest loss, while no token has come since."""

@@ -1,4 +1,5 @@
-"""Copies of this peer's sessions on their way to standbys: read in the engine's idle moments, sent behind all else.
+"""Copies of this peer's sessions on their way to standbys: read while the engine is idle, or now and then between two
+steps, and sent behind all else.
 
 What standbys compute from is read from sessions' logs, and keys and values from their caches on the engine's thread.
 """
@@ -53,21 +54,22 @@ class CopySender:
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
         """Of copies, so far, in each form."""
-        idle.add_source(self._next_work, lambda: self._sending.is_hastened)
+        idle.add_source(self._next_work, lambda: self._sending.is_hastened, self._next_work)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""
         return len(self._sending)
 
     @property
-    def behind_tokens(self) -> int:
-        """That standbys lack, of all sessions together."""
-        return sum(held - self._sending.kept_tokens(session) for session, held in self._held_tokens().items())
+    def behind_tokens(self) -> Sequence[int]:
+        """That standbys lack, of each session."""
+        return [held - self._sending.kept_tokens(session) for session, held in self._held_tokens().items()]
 
     def assign(self, session: ServedSession, standby: PeerFacts | None, form: CopyForm) -> None:
-        """From now on the session's copy is that peer's to keep, or nobody's; it goes in that form as far as can be."""
+        """From now on the session's copy is that peer's to keep, or nobody's; it goes in that form as far as can be.
+        Where only the form is another one, it goes on when the standby says from where."""
         peer_id = "" if standby is None else standby.peer_id
-        if session.standby_peer_id == peer_id:
+        if (session.standby_peer_id, session.standby_form) == (peer_id, form):
             return
         session.standby_peer_id, session.standby_form = peer_id, form
         self._stop(session)
