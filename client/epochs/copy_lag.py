@@ -6,7 +6,7 @@ behind by as much as tokens come; what it announces of its load may be older tha
 
 from dataclasses import dataclass
 
-BEHIND_TOKENS = 64
+BEHIND_TOKENS = 128
 """A copy that lacks no more is as good as whole: so many are computed again in one step."""
 
 

@@ -23,6 +23,8 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.routing.routes.copy_forms import CopyForm, copied_bytes_per_token, may_be_copied_as
 
+LOOK_EVERY_S = 0.1
+"""A copy that lacks nothing is not looked at after every step."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +51,8 @@ class CopySender:
         self._sending: CopySending[ServedSession] = CopySending()
         self._linking: dict[ServedSession, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
+        self._look_s = 0.0
+        """Until then (`time.perf_counter`) nothing goes of what steps alone have added."""
         self._refusals = RefusalLog(_log)
         self.sent_bytes = 0
         """Of copies, so far."""
@@ -81,7 +85,7 @@ class CopySender:
     def hasten(self, session: ServedSession) -> None:
         """The session is about to go on at its standby: what that lacks goes before prefill, at once."""
         self._sending.hasten(session)
-        self._idle.wake()
+        self._look_now()
 
     def end_session(self, session: ServedSession) -> None:
         """The session has ended here."""
@@ -100,7 +104,7 @@ class CopySender:
                 self._refusals.refused("what standbys say of copies and cannot be", link.peer_id)
                 self._stop(session)
                 session.standby_peer_id = ""
-        self._idle.wake()
+        self._look_now()
 
     def link_closed(self, peer_id: str) -> None:
         """A standby is gone. It changes nothing else."""
@@ -167,11 +171,17 @@ class CopySender:
 
     def _next_work(self) -> IdleWork | None:
         """The next portion that is read on the engine's thread; what comes before it and is not goes at once."""
+        now_s = time.perf_counter()
+        if now_s < self._look_s and not self._sending.is_hastened:
+            if self._alarm is None:
+                self._wake_in(self._look_s - now_s)
+            return None
         while len(self._sending):
             held, now_s = self._held_tokens(), time.perf_counter()
             inputs_from = {one: one.inputs.start for one in held if one.inputs is not None}
             portion = self._sending.next_portion(held, now_s, inputs_from)
             if not isinstance(portion, CopyPortion):
+                self._look_s = min(portion, now_s + LOOK_EVERY_S)
                 self._wake_in(portion - now_s)
                 return None
             ranges = portion.ranges
@@ -185,7 +195,16 @@ class CopySender:
             self._alarm.cancel()
             self._alarm = None
         if wait_s != float("inf"):
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._idle.wake)
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._woken)
+
+    def _woken(self) -> None:
+        self._alarm = None
+        self._idle.wake()
+
+    def _look_now(self) -> None:
+        """Something else than a step has happened."""
+        self._look_s = 0.0
+        self._idle.wake()
 
     def _read(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
         """On the engine's thread. None for what is not read there, or from a cache that cannot be read (any more)."""
@@ -245,7 +264,7 @@ class CopySender:
 
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
-        self._idle.wake()
+        self._look_now()
 
 
 def _kept_by_nobody(session: ServedSession) -> None:

@@ -57,7 +57,7 @@ async def test_a_standby_without_time_gets_keys_and_values_if_the_line_carries_t
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.02)
     monkeypatch.setattr(StandbyChoice, "partners", partners)
     asked: list[Sequence[int]] = []
-    run = Generating(spare=True, max_new_tokens=200)
+    run = Generating(spare=True, max_new_tokens=400)
     run.spare.held_tokens = 1
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
