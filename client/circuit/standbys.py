@@ -13,9 +13,8 @@ from typing import Protocol
 
 from molink.client.circuit.circuit_builder import ActiveCircuit
 from molink.client.circuit.reserving import REQUEST_TIMEOUT_S, release
-from molink.client.epochs.copy_lag import CopyLag
+from molink.client.epochs.copy_lag import CopyLag, HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
-from molink.client.epochs.session_log import HopCopy
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -79,12 +78,7 @@ class Standbys:
         self._changed = asyncio.Event()
         """Somebody keeps a copy now, or does no longer."""
         self._seeking: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-
-    @property
-    def peer_ids(self) -> tuple[str, ...]:
-        """Of those that keep a copy now."""
-        return tuple(one.view.peer_id for one in self._standing.values())
+        self._looking: asyncio.Future[list[None]] | None = None
 
     def by_hop(self) -> Mapping[str, HopCopy]:
         """Of the hops' peers those that have a standby, and what it keeps."""
@@ -168,7 +162,8 @@ class Standbys:
         """Copies last as long as leases do. Their standbys say how far they have come: who does not catch up with
         computing gets keys and values, or another one is sought; else its copy stays behind."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(history_tokens), name="look at copies")
+            asked = (self._renew(one, history_tokens) for one in self._standing.values())
+            self._looking = asyncio.gather(*asked)
 
     def release(self) -> None:
         """No copy is needed any more."""
@@ -179,10 +174,6 @@ class Standbys:
             release(one.link, self._descriptor)
         self._standing.clear()
         self._refused.clear()
-
-    async def _look(self, history_tokens: int) -> None:
-        asked = [self._renew(one, history_tokens) for one in self._standing.values()]
-        await asyncio.gather(*asked)
 
     async def _renew(self, one: Standby, history_tokens: int) -> None:
         asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
@@ -234,7 +225,12 @@ class Standbys:
 
     async def _chosen(self, circuit: ActiveCircuit) -> dict[int, tuple[PeerView, CopyForm]]:
         """Who is to keep copies of the hops that have no standby, and in which form."""
-        hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing or self._is_late(at)]
+        hops = [
+            at
+            for at in range(len(circuit.route.hops))
+            if (kept := self._standing.get(at)) is None
+            or (_is_behind(kept, self._without_time) and self._peer_of(at) not in self._wished)
+        ]
         wished = {at: one for at in hops if (one := self._wished.get(self._peer_of(at))) is not None}
         wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._refused}
         left = [at for at in hops if at not in wished and (self._wanted or self._peer_of(at) in self._wished)]
@@ -246,12 +242,6 @@ class Standbys:
         without_time = frozenset(self._without_time)
         found = await self._source.partners(circuit.route, self._descriptor, left, taken, without_time)
         return {**wished, **found}
-
-    def _is_late(self, at: int) -> bool:
-        """Whether that hop's copy does not catch up, and could if it came otherwise, or elsewhere."""
-        one = self._standing[at]
-        computes = one.form is not CopyForm.KEYS_AND_VALUES and one.view.peer_id in self._without_time
-        return computes and self._peer_of(at) not in self._wished
 
     def _peer_of(self, at: int) -> str:
         return "" if self._circuit is None else self._circuit.route.hops[at].peer_id
@@ -287,6 +277,11 @@ class Standbys:
             self._standing[at] = by
         if before is not None and (by is None or before.view.peer_id != by.view.peer_id):
             release(before.link, self._descriptor)
+
+
+def _is_behind(standby: Standby, without_time: Collection[str]) -> bool:
+    """Whether that copy does not catch up, and could if it came otherwise, or elsewhere."""
+    return standby.form is not CopyForm.KEYS_AND_VALUES and standby.view.peer_id in without_time
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

@@ -22,3 +22,15 @@ class CopyLag:
         look before."""
         before, self.lacking_tokens = self.lacking_tokens, max(0, history_tokens - kept_tokens)
         return before is not None and self.lacking_tokens >= max(before, BEHIND_TOKENS + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HopCopy:
+    """A copy of a hop's KV cache."""
+
+    peer_id: str
+    """Of who keeps it."""
+    form: str
+    """In which it comes: keys_and_values, inputs, token_ids."""
+    behind_tokens: int | None
+    """That it lacked at the latest look; None: nobody has looked."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.routing.routes.planner import Route
 from molink.shards.spec import Span
@@ -19,18 +20,6 @@ class HopLost:
     detail: str
     accuser: str = ""
     """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class HopCopy:
-    """A copy of a hop's KV cache."""
-
-    peer_id: str
-    """Of who keeps it."""
-    form: str
-    """In which it comes: keys_and_values, inputs, token_ids."""
-    behind_tokens: int | None
-    """That it lacked at the latest look; None: nobody has looked."""
 
 
 @dataclass(slots=True)

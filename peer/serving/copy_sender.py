@@ -28,6 +28,49 @@ LOOK_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
+class LookTimes:
+    """Owner of when copies are looked at: not after every step, and at the latest when something is due."""
+
+    def __init__(self, idle: IdleEngine) -> None:
+        self._idle = idle
+        self._alarm: asyncio.TimerHandle | None = None
+        self._look_s = 0.0
+        """Until then (`time.perf_counter`) nothing goes of what steps alone have added."""
+
+    def is_early(self, now_s: float) -> bool:
+        """Whether nothing is looked at now; then it is later."""
+        if now_s >= self._look_s:
+            return False
+        if self._alarm is None:
+            self._wake_in(self._look_s - now_s)
+        return True
+
+    def record_look(self, now_s: float, due_s: float) -> None:
+        """Nothing goes now; something is due then, infinite for never."""
+        self._look_s = min(due_s, now_s + LOOK_EVERY_S)
+        self._wake_in(due_s - now_s)
+
+    def look_now(self) -> None:
+        """Something else than a step has happened."""
+        self._look_s = 0.0
+        self._idle.wake()
+
+    def stop(self) -> None:
+        """Nothing is woken any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _wake_in(self, wait_s: float) -> None:
+        self.stop()
+        if wait_s != float("inf"):
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._woken)
+
+    def _woken(self) -> None:
+        self._alarm = None
+        self._idle.wake()
+
+
 class CopySender:
     """Owner of the copies that others keep of this peer's sessions. On the event loop.
 
@@ -44,15 +87,12 @@ class CopySender:
         links: Links,
     ) -> None:
         self._engine = engine
-        self._idle = idle
         self._sessions = sessions
         self._neighbours = neighbours
         self._links = links
         self._sending: CopySending[ServedSession] = CopySending()
         self._linking: dict[ServedSession, asyncio.Task[None]] = {}
-        self._alarm: asyncio.TimerHandle | None = None
-        self._look_s = 0.0
-        """Until then (`time.perf_counter`) nothing goes of what steps alone have added."""
+        self._looks = LookTimes(idle)
         self._refusals = RefusalLog(_log)
         self.sent_bytes = 0
         """Of copies, so far."""
@@ -85,7 +125,7 @@ class CopySender:
     def hasten(self, session: ServedSession) -> None:
         """The session is about to go on at its standby: what that lacks goes before prefill, at once."""
         self._sending.hasten(session)
-        self._look_now()
+        self._looks.look_now()
 
     def end_session(self, session: ServedSession) -> None:
         """The session has ended here."""
@@ -104,7 +144,7 @@ class CopySender:
                 self._refusals.refused("what standbys say of copies and cannot be", link.peer_id)
                 self._stop(session)
                 session.standby_peer_id = ""
-        self._look_now()
+        self._looks.look_now()
 
     def link_closed(self, peer_id: str) -> None:
         """A standby is gone. It changes nothing else."""
@@ -116,8 +156,7 @@ class CopySender:
         tasks = tuple(self._linking.values())
         for task in tasks:
             task.cancel()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._looks.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stop(self, session: ServedSession) -> None:
@@ -171,40 +210,20 @@ class CopySender:
 
     def _next_work(self) -> IdleWork | None:
         """The next portion that is read on the engine's thread; what comes before it and is not goes at once."""
-        now_s = time.perf_counter()
-        if now_s < self._look_s and not self._sending.is_hastened:
-            if self._alarm is None:
-                self._wake_in(self._look_s - now_s)
+        if self._looks.is_early(time.perf_counter()) and not self._sending.is_hastened:
             return None
         while len(self._sending):
             held, now_s = self._held_tokens(), time.perf_counter()
             inputs_from = {one: one.inputs.start for one in held if one.inputs is not None}
             portion = self._sending.next_portion(held, now_s, inputs_from)
             if not isinstance(portion, CopyPortion):
-                self._look_s = min(portion, now_s + LOOK_EVERY_S)
-                self._wake_in(portion - now_s)
+                self._looks.record_look(now_s, portion)
                 return None
             ranges = portion.ranges
             if any(one.form is CopyForm.KEYS_AND_VALUES for one in ranges):
                 return IdleWork(partial(self._read, ranges), partial(self._send, portion))
             self._send(portion, [None] * len(ranges))
         return None
-
-    def _wake_in(self, wait_s: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if wait_s != float("inf"):
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._woken)
-
-    def _woken(self) -> None:
-        self._alarm = None
-        self._idle.wake()
-
-    def _look_now(self) -> None:
-        """Something else than a step has happened."""
-        self._look_s = 0.0
-        self._idle.wake()
 
     def _read(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
         """On the engine's thread. None for what is not read there, or from a cache that cannot be read (any more)."""
@@ -264,7 +283,7 @@ class CopySender:
 
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
-        self._look_now()
+        self._looks.look_now()
 
 
 def _kept_by_nobody(session: ServedSession) -> None:
