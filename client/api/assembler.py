@@ -15,6 +15,7 @@ from molink.client.api.generation import (
 from molink.client.circuit.session import ClientSession
 from molink.client.epochs.session_log import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.routes.route import RouteHop
 from molink.shards.spec import SamplingParams
 from molink.shards.text.text_stream import StopMatcher, TextStream
 from molink.shards.text.tokenizer import Tokenizer
@@ -98,17 +99,15 @@ def circuit_report(log: SessionLog) -> CircuitReport:
     route = log.route
     if route is None:
         return CircuitReport((), 0.0)
-    hops = tuple(
-        Hop(
-            hop.peer_id,
-            hop.span.start,
-            hop.span.stop,
-            log.names.get(hop.peer_id, ""),
-            log.standbys.get(hop.peer_id, ""),
-        )
-        for hop in route.hops
-    )
+    hops = tuple(_hop_report(hop, log) for hop in route.hops)
     return CircuitReport(hops, route.tpot_ms)
+
+
+def _hop_report(hop: RouteHop, log: SessionLog) -> Hop:
+    name, copy = log.names.get(hop.peer_id, ""), log.standbys.get(hop.peer_id)
+    if copy is None:
+        return Hop(hop.peer_id, hop.span.start, hop.span.stop, name)
+    return Hop(hop.peer_id, hop.span.start, hop.span.stop, name, copy.peer_id, copy.form, copy.behind_tokens)
 
 
 def recoveries_of(log: SessionLog) -> tuple[Recovery, ...]:

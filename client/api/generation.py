@@ -18,6 +18,10 @@ class Hop:
     name: str = ""
     standby: str = ""
     """The peer that kept a copy of its KV cache at the end; empty: nobody."""
+    copy_form: str = ""
+    """In which that copy came: keys_and_values, inputs, token_ids."""
+    copy_behind_tokens: int | None = None
+    """That it lacked when it was looked at last; None: it was not looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """A client's connection to a swarm: the verified view of it, links to peers, and who gets which frame.
 
 The view is pulled from peers now and then, and at once when one of the connections over which it came is gone: that is
-how a client hears a goodbye. If then nobody answers at all, who is in it is gone as well, except whom this client has a
-link to.
+how a client hears a goodbye. If then nobody answers at all, and no link is open to anybody in it, all are gone.
 """
 
 import asyncio
@@ -146,8 +145,10 @@ class SwarmConnection:
     def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]:
         """The peers that are verified and alive now."""
         views = self._discovery.snapshot(model_hash)
-        if self._unanswered:
-            return tuple(view for view in views if self.links.find(view.peer_id) is not None)
+        # while somebody of it can be talked to the swarm is there, and a late pull says nothing of who has no link yet:
+        # who is asked for tables may be busy, and who has just come back is the one to take a lost peer's place
+        if self._unanswered and not any(self.links.find(view.peer_id) for view in self._discovery.snapshot()):
+            return ()
         return views
 
     def _newest_facts(self, peer_id: str) -> PeerFacts | None:

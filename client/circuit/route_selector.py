@@ -136,6 +136,7 @@ class RouteSelector:
         descriptor: pb.SessionDescriptor,
         hops: Sequence[int],
         avoid: frozenset[str],
+        without_time: frozenset[str],
     ) -> tuple[PartnerChoice, ...]:
         """Who should keep copies of these hops of a session's circuit. On a thread of its own, as `choose`."""
         names = None
@@ -153,7 +154,16 @@ class RouteSelector:
         demand = Demand.of(descriptor.capacity_tokens, descriptor.prompt_tokens)
         codec = descriptor.activation_codec
         return await asyncio.to_thread(
-            partial(choose_partners, snapshot, route, demand, avoid=avoid, hops=hops, activation_codec=codec)
+            partial(
+                choose_partners,
+                snapshot,
+                route,
+                demand,
+                avoid=avoid,
+                hops=hops,
+                activation_codec=codec,
+                without_time=without_time,
+            )
         )
 
     def _rtt_ms(self, peer_id: str) -> float | None:
@@ -185,13 +195,18 @@ class StandbyChoice:
         self._selector = selector
 
     async def partners(
-        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
+        self,
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        taken: frozenset[str],
+        without_time: frozenset[str],
     ) -> Mapping[int, tuple[PeerView, CopyForm]]:
         """Returns who should keep copies of these hops of a circuit that stands, and in which form, by hop, without
-        those `taken`."""
+        those `taken`; keys and values alone go to those `without_time`."""
         views = self._connection.snapshot(self._spec.model_hash)
         avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
-        choices = await self._selector.partners(views, route, descriptor, hops, avoided | taken)
+        choices = await self._selector.partners(views, route, descriptor, hops, avoided | taken, without_time)
         peers = {view.peer_id: view for view in views}
         return {
             at: (peers[choice.peer_id], choice.cost.form)

@@ -340,7 +340,7 @@ class ClientSession:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            self.standbys.renew()
+            self.standbys.renew(len(self._history))
             asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
             run = self._run
             for link in () if run is None else run.circuit.links:

@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from molink.client.circuit.circuit_builder import ActiveCircuit
 from molink.client.circuit.reserving import REQUEST_TIMEOUT_S, release
+from molink.client.epochs.copy_lag import CopyLag, HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
@@ -33,7 +34,12 @@ class StandbySource(Protocol):
     """Source of choices and of links, as a circuit builder is."""
 
     async def partners(
-        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
+        self,
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        taken: frozenset[str],
+        without_time: frozenset[str],
     ) -> Mapping[int, tuple[PeerView, CopyForm]]: ...
 
     async def link_to(self, view: PeerView) -> Link: ...
@@ -47,6 +53,7 @@ class Standby:
     link: Link
     form: CopyForm
     """In which that copy comes."""
+    lag: CopyLag = field(default_factory=CopyLag)
 
 
 class Standbys:
@@ -62,6 +69,8 @@ class Standbys:
         """By hop."""
         self._refused: set[str] = set()
         """Peers that are not asked again for this circuit."""
+        self._without_time: set[str] = set()
+        """Standbys that have not kept up with computing a copy: from now on they get keys and values, or nothing."""
         self._wished: dict[str, tuple[PeerView, CopyForm] | None] = {}
         """By the peer of a hop that is to be left, who is to take its place, and in which form the copy goes there;
         None: whoever is chosen."""
@@ -71,16 +80,15 @@ class Standbys:
         self._seeking: asyncio.Task[None] | None = None
         self.were_asked = False
         """Whether any peer may have kept a copy of this session: a later circuit with it goes on upon that."""
+        self._looking: asyncio.Future[list[None]] | None = None
 
-    @property
-    def peer_ids(self) -> tuple[str, ...]:
-        """Of those that keep a copy now."""
-        return tuple(one.view.peer_id for one in self._standing.values())
-
-    def by_hop(self) -> Mapping[str, str]:
-        """Of the hops' peers those that have a standby, and which."""
+    def by_hop(self) -> Mapping[str, HopCopy]:
+        """Of the hops' peers those that have a standby, and what it keeps."""
         hops = () if self._circuit is None else self._circuit.route.hops
-        return {hops[at].peer_id: one.view.peer_id for at, one in self._standing.items()}
+        return {
+            hops[at].peer_id: HopCopy(one.view.peer_id, one.form.name.lower(), one.lag.lacking_tokens)
+            for at, one in self._standing.items()
+        }
 
     def begin(self, circuit: ActiveCircuit) -> None:
         """The circuit stands: its hops are given standbys from now on. Who keeps a copy of a hop that is on it as
@@ -152,19 +160,35 @@ class Standbys:
         self._changed.set()
         return True
 
-    def renew(self) -> None:
-        """Copies last as long as leases do."""
-        for one in self._standing.values():
-            asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
-            one.link.post(pb.Request(id=0, await_ready=asked))
+    def renew(self, history_tokens: int) -> None:
+        """Copies last as long as leases do. Their standbys say how far they have come: who does not catch up with
+        computing gets keys and values, or another one is sought; else its copy stays behind."""
+        if self._looking is None or self._looking.done():
+            asked = (self._renew(one, history_tokens) for one in self._standing.values())
+            self._looking = asyncio.gather(*asked)
 
     def release(self) -> None:
         """No copy is needed any more."""
         self.pause()
+        if self._looking is not None:
+            self._looking.cancel()
         for one in self._standing.values():
             release(one.link, self._descriptor)
         self._standing.clear()
         self._refused.clear()
+
+    async def _renew(self, one: Standby, history_tokens: int) -> None:
+        asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
+        try:
+            response, _ = await one.link.request(pb.Request(await_ready=asked), REQUEST_TIMEOUT_S)
+        except LinkError:
+            return  # if its link has closed, the session tells
+        if response.WhichOneof("body") != "readiness":
+            return
+        is_late = one.lag.record(history_tokens, response.readiness.held_tokens)
+        if is_late and one.form is not CopyForm.KEYS_AND_VALUES:
+            self._without_time.add(one.view.peer_id)
+            self._lacking.set()
 
     def _let_go_of_others(self, circuit: ActiveCircuit) -> None:
         """Those whose hop is not on the circuit that stands now have nothing to keep."""
@@ -203,15 +227,22 @@ class Standbys:
 
     async def _chosen(self, circuit: ActiveCircuit) -> dict[int, tuple[PeerView, CopyForm]]:
         """Who is to keep copies of the hops that have no standby, and in which form."""
-        hops = [at for at in range(len(circuit.route.hops)) if at not in self._standing]
+        hops = [
+            at
+            for at in range(len(circuit.route.hops))
+            if (kept := self._standing.get(at)) is None
+            or (_is_behind(kept, self._without_time) and self._peer_of(at) not in self._wished)
+        ]
         wished = {at: one for at in hops if (one := self._wished.get(self._peer_of(at))) is not None}
         wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._refused}
         left = [at for at in hops if at not in wished and (self._wanted or self._peer_of(at) in self._wished)]
         if not left:
             return wished
         named = (view.peer_id for view, _ in wished.values())
-        taken = frozenset((*self.peer_ids, *self._refused, *self._wished, *named))
-        found = await self._source.partners(circuit.route, self._descriptor, left, taken)
+        standing = (one.view.peer_id for at, one in self._standing.items() if at not in left)
+        taken = frozenset((*standing, *self._refused, *self._wished, *named))
+        without_time = frozenset(self._without_time)
+        found = await self._source.partners(circuit.route, self._descriptor, left, taken, without_time)
         return {**wished, **found}
 
     def _peer_of(self, at: int) -> str:
@@ -234,13 +265,26 @@ class Standbys:
             hop.standby_facts = b""
             if error.peer_id == hop.peer_id:
                 return False
-            self._standing.pop(at, None)
+            self._replace(at, None)
             self._refused.add(view.peer_id)
             self._lacking.set()
         else:
-            self._standing[at] = Standby(view, link, form)
+            self._replace(at, Standby(view, link, form))
         self._changed.set()
         return True
+
+    def _replace(self, at: int, by: Standby | None) -> None:
+        """That hop's copy is kept there from now on, or nowhere."""
+        before = self._standing.pop(at, None)
+        if by is not None:
+            self._standing[at] = by
+        if before is not None and (by is None or before.view.peer_id != by.view.peer_id):
+            release(before.link, self._descriptor)
+
+
+def _is_behind(standby: Standby, without_time: Collection[str]) -> bool:
+    """Whether that copy does not catch up, and could if it came otherwise, or elsewhere."""
+    return standby.form is not CopyForm.KEYS_AND_VALUES and standby.view.peer_id in without_time
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

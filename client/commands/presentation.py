@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from molink.client.api.generation import Explanation, Generation, HopTimes
+from molink.client.api.generation import Explanation, Generation, Hop, HopTimes
 from molink.commands import CommandFailed, plain
 
 if TYPE_CHECKING:
@@ -121,9 +121,15 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             _print_said("Assumed", [times.assumed for times in explanation.hops], out)
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
     if kept:
-        said = ", ".join(f"of [{hop.start}, {hop.stop}) on {hop.standby[-8:]}" for hop in kept)
+        said = ", ".join(map(_copy_of, kept))
         out.print(f"Copies of KV caches: {said}", markup=False)
     out.print(slowest(explanation), markup=False)
+
+
+def _copy_of(hop: Hop) -> str:
+    behind = f", {counted(hop.copy_behind_tokens, 'token')} behind" if hop.copy_behind_tokens else ""
+    form = hop.copy_form.replace("_", " ")
+    return f"of [{hop.start}, {hop.stop}) on {hop.standby[-8:]} ({form}{behind})"
 
 
 def slowest(explanation: Explanation) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.routing.routes.planner import Route
 from molink.shards.spec import Span
@@ -32,8 +33,8 @@ class SessionLog:
     moves: int = 0
     """Times that it has gone on over another circuit without a pause."""
     losses: list[HopLost] = field(default_factory=list)
-    standbys: Mapping[str, str] = field(default_factory=dict)
-    """Who kept copies at the end, by the hops' peers."""
+    standbys: Mapping[str, HopCopy] = field(default_factory=dict)
+    """The copies that there were at the end, by the hops' peers."""
     recoveries: list["HopRecovery"] = field(default_factory=list)
     recovering: "HopRecovery | None" = None
     """Of the latest loss, while no token has come since."""

@@ -39,9 +39,9 @@ class CopyWriter:
         self._alarm: asyncio.TimerHandle | None = None
         self.computed_tokens = 0
         """Of copies, from what their hops have sent."""
-        self.writes_between_steps = False
-        """Whether keys and values are written beside sessions of this peer's own that always step."""
-        idle.add_source(self._next_work, self._is_awaited)
+        idle.add_source(
+            self._next_work, lambda: any(one.is_awaited for one in copies.values()), self._next_writing
+        )
 
     def wake(self) -> None:
         """Something may be there to be written."""
@@ -67,17 +67,17 @@ class CopyWriter:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _is_awaited(self) -> bool:
-        return any(
-            one.is_awaited
-            or (self.writes_between_steps and one.waiting and one.waiting[0].form is CopyForm.KEYS_AND_VALUES)
-            for one in self._copies.values()
-        )
+    def _next_writing(self) -> IdleWork | None:
+        """A piece of what only has to be written: an engine that is never idle computes nothing of copies."""
+        return self._next_work(CopyForm.KEYS_AND_VALUES)
 
-    def _next_work(self) -> IdleWork | None:
-        """A piece of what waits, of copies in turn."""
+    def _next_work(self, only: CopyForm | None = None) -> IdleWork | None:
+        """A piece of what waits, of copies in turn; of that form alone, if one is named."""
         waiting = [one for one in self._copies.values() if one.cache and one.waiting]
-        if not waiting or any(one.is_written for one in waiting):
+        if any(one.is_written for one in waiting):
+            return None
+        waiting = [one for one in waiting if only in (None, one.waiting[0].form)]
+        if not waiting:
             return None
         now_s = asyncio.get_running_loop().time()
         ready = [one for one in waiting if one.due_s() <= now_s]

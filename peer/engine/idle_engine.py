@@ -20,28 +20,36 @@ NextWork = Callable[[], IdleWork | None]
 
 LOOK_AGAIN_S = 0.005
 """While the engine is busy, work that somebody waits for is looked for so often."""
+TURN_S = 0.05
+"""An engine that is never idle does one short piece of what nobody waits for in so long: one that takes no longer than
+1 ms takes a fiftieth of its time at most."""
 
 
 class IdleEngine:
     """Gives work to the engine's thread while that has none. A step that comes meanwhile waits for one piece at most.
 
-    Work that somebody waits for goes between two steps of an engine that is never idle, one piece at a time. On the
-    event loop.
+    Work that somebody waits for goes between two steps of an engine that is never idle, one piece at a time; what is
+    short, once in TURN_S. On the event loop.
     """
 
     def __init__(self, engine_thread: EngineThread) -> None:
         self._engine_thread = engine_thread
-        self._sources: dict[NextWork, Callable[[], bool]] = {}
-        """With whether somebody waits for what they have; who was served last at the end."""
+        self._sources: dict[NextWork, tuple[Callable[[], bool], NextWork]] = {}
+        """With whether somebody waits for what they have, and what of it is short; who was served last at the end."""
+        self._turn_s = 0.0
+        """When a busy engine is next given something short (the loop's clock)."""
         self._works = False
         """Whether a piece of work is on the thread."""
         self._looks = False
         """Whether a look is on its way."""
         self._alarm: asyncio.TimerHandle | None = None
 
-    def add_source(self, source: NextWork, is_awaited: Callable[[], bool]) -> None:
-        """Asks `source` for work from now on; sources take turns. `is_awaited`: whether somebody waits for it."""
-        self._sources[source] = is_awaited
+    def add_source(
+        self, source: NextWork, is_awaited: Callable[[], bool], short: NextWork | None = None
+    ) -> None:
+        """Asks `source` for work from now on; sources take turns. `is_awaited`: whether somebody waits for it; `short`:
+        asked instead while the engine is busy, for what takes about a millisecond."""
+        self._sources[source] = is_awaited, short or _no_work
         self._engine_thread.tell_idle(self.wake)
 
     def wake(self) -> None:
@@ -54,16 +62,20 @@ class IdleEngine:
         self._looks = False
         if self._works:
             return
-        is_idle = self._engine_thread.is_idle
-        asked = [source for source, is_awaited in self._sources.items() if is_idle or is_awaited()]
-        for source in asked:
-            work = source()
+        is_idle, loop = self._engine_thread.is_idle, asyncio.get_running_loop()
+        is_turn, is_any_awaited = loop.time() >= self._turn_s, False
+        for source, (is_awaited, short) in tuple(self._sources.items()):
+            is_source_awaited = is_awaited()
+            is_any_awaited |= is_source_awaited
+            work = source() if is_idle or is_source_awaited else short() if is_turn else None
             if work is not None:
                 self._sources[source] = self._sources.pop(source)
+                self._turn_s = loop.time() + TURN_S
                 self._begin(work)
                 return
-        if asked and not is_idle and self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
+        if not is_idle and self._sources and self._alarm is None:
+            wait_s = LOOK_AGAIN_S if is_any_awaited else max(LOOK_AGAIN_S, self._turn_s - loop.time())
+            self._alarm = loop.call_later(wait_s, self._look_again)
 
     def _look_again(self) -> None:
         self._alarm = None
@@ -77,3 +89,7 @@ class IdleEngine:
 
         self._works = True
         self._engine_thread.begin(work.function, done)
+
+
+def _no_work() -> IdleWork | None:
+    return None

@@ -82,6 +82,7 @@ class KeptCopy:
         if writing is not None:
             self.waiting.append(writing)
             self.intake.fault_of(writing.start, writing.tokens, len(writing.content))
+            self.intake.is_begun = False
 
     def fault_of(self, part: pb.CopyPart, spec: ModelSpec) -> str | None:
         """What is wrong with a part by what is said of it; None: nothing, and it is to be `add`ed."""

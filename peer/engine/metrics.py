@@ -133,6 +133,7 @@ class _CopyCollector(Collector):
         for key, what in (
             ("copied_sessions", "Sessions here of which another peer keeps a copy"),
             ("copied_behind_tokens", "Tokens that those copies lack"),
+            ("copied_furthest_behind_tokens", "Tokens that the one of them lacks which lacks most"),
             ("sent_copy_bytes", "Bytes of copies sent so far"),
             (
                 "sent_computed_tokens",
@@ -141,6 +142,7 @@ class _CopyCollector(Collector):
             ("input_log_bytes", "Memory of inputs that are kept for copies"),
             ("kept_copies", "Copies of other peers' sessions kept here"),
             ("kept_behind_tokens", "Tokens that those copies lack"),
+            ("kept_furthest_behind_tokens", "Tokens that the one of them lacks which lacks most"),
             ("kept_copy_bytes", "Memory of those copies"),
             ("computed_copy_tokens", "Tokens of copies computed here so far"),
             ("taken_over", "Lost hops whose place was taken with a copy"),

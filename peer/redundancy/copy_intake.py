@@ -30,6 +30,12 @@ class CopyIntake:
     waiting_bytes: int = 0
     behind_tokens: int = 0
     """That the hop had computed beyond what has come, when it sent that."""
+    is_begun: bool = True
+    """Whether anything has come since it began anew; what comes before that was on its way already."""
+
+    def is_late(self, start: int) -> bool:
+        """Whether a part that begins there was sent before the hop knew where to go on."""
+        return not self.is_begun and start != self.awaited_tokens
 
     def fault_of(self, start: int, tokens: int, payload_bytes: int) -> str | None:
         """What is wrong with a part; None: nothing, and it waits to be written."""
@@ -43,6 +49,7 @@ class CopyIntake:
             return "more came than may wait here"
         self.awaited_tokens += tokens
         self.waiting_bytes += payload_bytes
+        self.is_begun = True
         return None
 
     def record_written(self, tokens: int, payload_bytes: int) -> None:
@@ -60,8 +67,8 @@ class CopyIntake:
         return self.awaited_tokens - self.kept_tokens + self.behind_tokens
 
     def restart(self) -> None:
-        """What waited is dropped: another hop, or another epoch, sends from here on."""
-        self.awaited_tokens, self.waiting_bytes = self.kept_tokens, 0
+        """What waited is dropped: another hop, another epoch, or in another form, sends from here on."""
+        self.awaited_tokens, self.waiting_bytes, self.is_begun = self.kept_tokens, 0, False
 
 
 @dataclass(slots=True)

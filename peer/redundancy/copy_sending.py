@@ -17,7 +17,7 @@ PORTION_BYTES = 256 * 1024
 """Of one message: to read it from a device, and to write it there, takes less than a decode step."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """On the way to a partner, or waiting there. Where one token takes more, one token may be."""
-GATHER_S = 0.02
+GATHER_S = 0.25
 """Fewer tokens than a block wait so long for those of other sessions."""
 GATHERED_TOKENS = 16
 MOST_OPENINGS = 4

@@ -28,6 +28,8 @@ from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.prefix import names_at
 
 EXPIRY_CHECK_S = 2.0
+MOVED_ANNOUNCED_S = 1.0
+"""A session that has gone over here is announced so much later: its first step would wait for the announcing."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +112,10 @@ class Admission:
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
             self._stepper.open_session(session)
-            self._on_change()
+            if advances:
+                asyncio.get_running_loop().call_later(MOVED_ANNOUNCED_S, self._on_change)
+            else:
+                self._on_change()
         self._assign_standby(plan, hop)
         return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
 

@@ -23,6 +23,9 @@ from molink.peer.wire.protocol.frames import ProtocolError
 
 MOST_WAITING_BYTES = 32 * 1024 * 1024
 """Of parts of all copies that wait to be written."""
+SETTLED_WITHIN_S = 5.0
+"""A piece that is being written is known to be within that."""
+LOOK_EVERY_S = 0.002
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +99,7 @@ class CopyKeeper:
             self._copies[plan.key.session] = kept
             await self._allocate(kept)
         else:
+            self._tell_hop((kept,), ended=True)  # what it has of this copy's progress is over
             kept.plan, kept.hop, kept.owner = plan, hop, link
             kept.restart()
             if kept.inputs.encoding != encoding:
@@ -144,6 +148,8 @@ class CopyKeeper:
             kept = self._copies.get(part.session)
             if kept is None or kept.plan.key.epoch != part.epoch or kept.source != link.peer_id:
                 continue  # of a copy that has ended, or that was never this peer's to send
+            if kept.intake.is_late(part.start):
+                continue
             fault = kept.fault_of(part, self._engine.spec)
             if fault is None and waiting_bytes + offset > MOST_WAITING_BYTES:
                 fault = "more came than may wait here"
@@ -189,12 +195,17 @@ class CopyKeeper:
     async def _link(self, kept: KeptCopy) -> None:
         """Tells the hop that its copy is kept here. The hop's neighbours are dialled as well: if this peer takes its
         place they need no time for that."""
-        client = kept.owner.remote
+        client, clock = kept.owner.remote, asyncio.get_running_loop().time
         try:
             await self._neighbours.link(kept.plan.hops[kept.hop].facts, client)
         except LinkError as error:
             self._drop(kept, f"its hop could not be reached: {error.reason}")
             return
+        until_s = clock() + SETTLED_WITHIN_S
+        while clock() < until_s:  # the hop goes on behind what is being written
+            if not kept.is_written:
+                break
+            await asyncio.sleep(LOOK_EVERY_S)
         self._tell_hop((kept,))
         for facts in kept.plan.neighbours_of(kept.hop):
             try:

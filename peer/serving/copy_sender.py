@@ -1,4 +1,5 @@
-"""Copies of this peer's sessions on their way to standbys: read in the engine's idle moments, sent behind all else.
+"""Copies of this peer's sessions on their way to standbys: read while the engine is idle, or now and then between two
+steps, and sent behind all else.
 
 What standbys compute from is read from sessions' logs, and keys and values from their caches on the engine's thread.
 """
@@ -22,7 +23,52 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.routing.routes.copy_forms import CopyForm, copied_bytes_per_token, may_be_copied_as
 
+LOOK_EVERY_S = 0.1
+"""A copy that lacks nothing is not looked at after every step."""
 _log = logging.getLogger(__name__)
+
+
+class LookTimes:
+    """Owner of when copies are looked at: not after every step, and at the latest when something is due."""
+
+    def __init__(self, idle: IdleEngine) -> None:
+        self._idle = idle
+        self._alarm: asyncio.TimerHandle | None = None
+        self._look_s = 0.0
+        """Until then (`time.perf_counter`) nothing goes of what steps alone have added."""
+
+    def is_early(self, now_s: float) -> bool:
+        """Whether nothing is looked at now; then it is later."""
+        if now_s >= self._look_s:
+            return False
+        if self._alarm is None:
+            self._wake_in(self._look_s - now_s)
+        return True
+
+    def record_look(self, now_s: float, due_s: float) -> None:
+        """Nothing goes now; something is due then, infinite for never."""
+        self._look_s = min(due_s, now_s + LOOK_EVERY_S)
+        self._wake_in(due_s - now_s)
+
+    def look_now(self) -> None:
+        """Something else than a step has happened."""
+        self._look_s = 0.0
+        self._idle.wake()
+
+    def stop(self) -> None:
+        """Nothing is woken any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _wake_in(self, wait_s: float) -> None:
+        self.stop()
+        if wait_s != float("inf"):
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._woken)
+
+    def _woken(self) -> None:
+        self._alarm = None
+        self._idle.wake()
 
 
 class CopySender:
@@ -44,13 +90,12 @@ class CopySender:
     ) -> None:
         """With `between_steps` copies are made of sessions that always step, too."""
         self._engine = engine
-        self._idle = idle
         self._sessions = sessions
         self._neighbours = neighbours
         self._links = links
         self._sending: CopySending[ServedSession] = CopySending(always_awaited=between_steps)
         self._linking: dict[ServedSession, asyncio.Task[None]] = {}
-        self._alarm: asyncio.TimerHandle | None = None
+        self._looks = LookTimes(idle)
         self._refusals = RefusalLog(_log)
         self.told_kept: Callable[[str, pb.CopiesKept], None] = _nothing
         """Hears all that standbys say."""
@@ -58,21 +103,22 @@ class CopySender:
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
         """Of copies, so far, in each form."""
-        idle.add_source(self._next_work, lambda: self._sending.is_hastened)
+        idle.add_source(self._next_work, lambda: self._sending.is_hastened, self._next_work)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""
         return len(self._sending)
 
     @property
-    def behind_tokens(self) -> int:
-        """That standbys lack, of all sessions together."""
-        return sum(held - self._sending.kept_tokens(session) for session, held in self._held_tokens().items())
+    def behind_tokens(self) -> Sequence[int]:
+        """That standbys lack, of each session."""
+        return [held - self._sending.kept_tokens(session) for session, held in self._held_tokens().items()]
 
     def assign(self, session: ServedSession, standby: PeerFacts | None, form: CopyForm) -> None:
-        """From now on the session's copy is that peer's to keep, or nobody's; it goes in that form as far as can be."""
+        """From now on the session's copy is that peer's to keep, or nobody's; it goes in that form as far as can be.
+        Where only the form is another one, it goes on when the standby says from where."""
         peer_id = "" if standby is None else standby.peer_id
-        if session.standby_peer_id == peer_id:
+        if (session.standby_peer_id, session.standby_form) == (peer_id, form):
             return
         session.standby_peer_id, session.standby_form = peer_id, form
         self._stop(session)
@@ -84,7 +130,7 @@ class CopySender:
     def hasten(self, session: ServedSession) -> None:
         """The session is about to go on at its standby: what that lacks goes before prefill, at once."""
         self._sending.hasten(session)
-        self._idle.wake()
+        self._looks.look_now()
 
     def end_session(self, session: ServedSession) -> None:
         """The session has ended here."""
@@ -104,7 +150,7 @@ class CopySender:
                 self._refusals.refused("what standbys say of copies and cannot be", link.peer_id)
                 self._stop(session)
                 session.standby_peer_id = ""
-        self._idle.wake()
+        self._looks.look_now()
 
     def link_closed(self, peer_id: str) -> None:
         """A standby is gone. It changes nothing else."""
@@ -116,8 +162,7 @@ class CopySender:
         tasks = tuple(self._linking.values())
         for task in tasks:
             task.cancel()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._looks.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stop(self, session: ServedSession) -> None:
@@ -171,25 +216,20 @@ class CopySender:
 
     def _next_work(self) -> IdleWork | None:
         """The next portion that is read on the engine's thread; what comes before it and is not goes at once."""
+        if self._looks.is_early(time.perf_counter()) and not self._sending.is_hastened:
+            return None
         while len(self._sending):
             held, now_s = self._held_tokens(), time.perf_counter()
             inputs_from = {one: one.inputs.start for one in held if one.inputs is not None}
             portion = self._sending.next_portion(held, now_s, inputs_from)
             if not isinstance(portion, CopyPortion):
-                self._wake_in(portion - now_s)
+                self._looks.record_look(now_s, portion)
                 return None
             ranges = portion.ranges
             if any(one.form is CopyForm.KEYS_AND_VALUES for one in ranges):
                 return IdleWork(partial(self._read, ranges), partial(self._send, portion))
             self._send(portion, [None] * len(ranges))
         return None
-
-    def _wake_in(self, wait_s: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if wait_s != float("inf"):
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._idle.wake)
 
     def _read(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
         """On the engine's thread. None for what is not read there, or from a cache that cannot be read (any more)."""
@@ -249,7 +289,7 @@ class CopySender:
 
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
-        self._idle.wake()
+        self._looks.look_now()
 
 
 def _nothing(_: str, __: pb.CopiesKept) -> None:

@@ -56,15 +56,19 @@ class Copying:
 
     def describe(self) -> Mapping[str, int]:
         """Copies, lag and bytes, JSON-ready."""
+        copied = self.sender.behind_tokens
+        kept = [one.intake.lacking_tokens for one in self.keeper.copies]
         return {
             "copied_sessions": len(self.sender),
-            "copied_behind_tokens": self.sender.behind_tokens,
+            "copied_behind_tokens": sum(copied),
+            "copied_furthest_behind_tokens": max(copied, default=0),
             "sent_copy_bytes": self.sender.sent_bytes,
             "sent_computed_tokens": sum(self.sender.sent_tokens.values())
             - self.sender.sent_tokens[CopyForm.KEYS_AND_VALUES],
             "input_log_bytes": self.logs.used_bytes,
             "kept_copies": len(self.keeper.copies),
-            "kept_behind_tokens": sum(kept.intake.lacking_tokens for kept in self.keeper.copies),
+            "kept_behind_tokens": sum(kept),
+            "kept_furthest_behind_tokens": max(kept, default=0),
             "kept_copy_bytes": self.keeper.kv_bytes,
             "computed_copy_tokens": self.keeper.writer.computed_tokens,
             "taken_over": self.keeper.taken_over,

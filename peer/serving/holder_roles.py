@@ -73,8 +73,6 @@ class HolderRoles:
         if roles is not Roles.OFF:
             copying.keeper.own_load = self.own_load
             copying.sender.told_kept = self._told
-        if roles in (Roles.AUTO, Roles.PAIRS):
-            copying.keeper.writer.writes_between_steps = True
 
     def own_load(self) -> HolderLoad:
         """What this peer does for sessions of its own."""

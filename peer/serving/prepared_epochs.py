@@ -109,8 +109,9 @@ class PreparedEpochs:
             self._drop(known)
             known = PreparedEpoch(plan, hop, link, clock() + PREPARED_S)
             self._prepared[plan.key.session] = known
-        if (copy := self._copy(plan.key.session)) is not None:
+        if (copy := self._copy(plan.key.session)) is not None and self._copying is not None:
             copy.is_awaited = True
+            self._copying.keeper.writer.wake()  # what has come waits for no other tokens any more
         try:
             neighbours = plan.neighbours_of(hop)
             await asyncio.gather(*(self._neighbours.link(facts, link.remote) for facts in neighbours))

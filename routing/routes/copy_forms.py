@@ -15,7 +15,7 @@ from molink.routing.cost.terms import utilisation
 from molink.shards.spec import ModelSpec, Span, row_bytes
 
 TOKEN_ID_BYTES = 4
-GATHERED_TOKENS = 16
+GATHERED_TOKENS = 64
 """Tokens of a copy that its partner computes in one step, where so many come within GATHER_S."""
 GATHER_S = 1.0
 WORK_SHARE = 0.5

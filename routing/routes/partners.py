@@ -79,7 +79,7 @@ def choose_partners(
     avoid: frozenset[str] = frozenset(),
     hops: Sequence[int] | None = None,
     activation_codec: str = "",
-    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+    without_time: frozenset[str] = frozenset(),
 ) -> tuple[PartnerChoice, ...]:
     """A partner for each hop of the route, or for those of the numbers `hops`, in their order.
 
@@ -92,15 +92,16 @@ def choose_partners(
 
     Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or
     nowhere. A copy goes in the form of the fewest bytes that the partner can compute from as fast as tokens come, by
-    the latencies that it announces, in half of its idle time; keys and values need no computing. A hop whose peer
-    cannot send its copy as fast as that grows gets none: half of what decode leaves of its uplink, divided among its
-    sessions, has to carry it at the route's TPOT. `activation_codec` is what the session asks for. Equal snapshots give
-    equal choices, in whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm
-    give it a shortlist.
+    the latencies that it announces, in half of its idle time; keys and values need no computing, and are all that goes
+    to those `without_time`, who were seen not to keep up. A hop whose peer cannot send its copy as fast as that grows
+    gets none: half of what decode leaves of its uplink, divided among its sessions, has to carry it at the route's
+    TPOT. `activation_codec` is what the session asks for. Equal snapshots give equal choices, in whatever order their
+    peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a shortlist.
 
     Raises:
         ValueError: the route has no such hop.
     """
+    cost = CostModel()
     wanted = tuple(range(len(route.hops)) if hops is None else hops)
     if any(not 0 <= at < len(route.hops) for at in wanted):
         raise ValueError(f"the route's hops are 0 to {len(route.hops) - 1}, not {list(wanted)}")
@@ -120,7 +121,7 @@ def choose_partners(
         hop = route.hops[at]
         holding = np.flatnonzero(free & held[:, hop.span.start : hop.span.stop].all(axis=1))
         holders = [views[place] for place in holding.tolist()]
-        copied = _Copied(hop, views[places[hop.peer_id]], encodings[at - 1], route.tpot_ms)
+        copied = _Copied(hop, views[places[hop.peer_id]], encodings[at - 1], route.tpot_ms, without_time)
         found = _able(snapshot, copied, holders, demand, cost)
         if isinstance(found, NoPartner):
             chosen[at] = PartnerChoice.none(found)
@@ -165,6 +166,7 @@ class _Copied:
     encoding: str
     """Of the rows that come to it."""
     tpot_ms: float
+    without_time: frozenset[str]
 
     @property
     def tokens_per_s(self) -> float:
@@ -233,6 +235,8 @@ def _cheapest(
     for one in carried:
         if one.form is CopyForm.KEYS_AND_VALUES:
             return one
+        if other.peer_id in copied.without_time:
+            continue
         token_ms = computing_ms(other, copied.hop.span, copied.tokens_per_s, cost)
         if can_compute(other, token_ms, copied.tpot_ms):
             return replace(one, token_ms=token_ms)

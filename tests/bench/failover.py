@@ -58,6 +58,9 @@ class Loss:
     circuits: int
     moves: int
     """Circuits that were left without a pause."""
+    place: int
+    moving_s: float
+    """Time between the last token of the circuit that was left without a pause and the next one; 0 without a move."""
     undisturbed_s: float
     """Longest time between as many tokens of a generation that nothing befalls."""
 
@@ -102,17 +105,53 @@ class Pairs:
 
     async def lose(self, place: int, strike: Strike, turn: int) -> Loss:
         """Generates, strikes the circuit's peer at `place` in the middle, and has its span held by two again."""
-        assert self._connection is not None
-        builder = CircuitBuilder(self._connection, self.spec)
-        prompt = tuple(
-            2 + (31 * turn + 7 * at) % (self.spec.vocabulary_size - 2) for at in range(PROMPT_TOKENS)
+        prompt = self.prompt(turn)
+        session = self.session(prompt, NEW_TOKENS)
+        came_s, moved_at = await self.struck(session, place, strike)
+        gaps_s = [after - before for before, after in pairwise(came_s)]
+        undisturbed = self.session(prompt, NEW_TOKENS)
+        calm_s = [time.perf_counter() async for _ in undisturbed.tokens(TIMEOUT_S)]
+        calm_gaps_s = [after - before for before, after in pairwise(calm_s)]
+        return Loss(
+            statistics.median(gaps_s[: STRUCK_AFTER - 1]),
+            max(gaps_s[STRUCK_AFTER - 1 :]),
+            session.log.epochs,
+            session.log.moves,
+            place,
+            gaps_s[moved_at - 1] if moved_at else 0.0,
+            max(calm_gaps_s[STRUCK_AFTER - 1 :]),
         )
-        params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        session = ClientSession(builder, SessionRequest(prompt, params))
+
+    def processor_s(self) -> float:
+        """Processor time that all peers have taken so far."""
+        times = [psutil.Process(peer.process.pid).cpu_times() for peer in self._swarm.peers]
+        return sum(one.user + one.system for one in times)
+
+    def prompt(self, turn: int, tokens: int = PROMPT_TOKENS) -> tuple[int, ...]:
+        """Another one for each turn: none is in anybody's cache."""
+        vocabulary = self.spec.vocabulary_size - 2
+        return tuple(2 + (31 * turn + 7 * at) % vocabulary for at in range(tokens))
+
+    def session(self, prompt: Sequence[int], new_tokens: int, *, partners: bool = True) -> ClientSession:
+        """A generation of the client."""
+        assert self._connection is not None
+        params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+        asked = SessionRequest(prompt, params, partners=partners)
+        return ClientSession(CircuitBuilder(self._connection, self.spec), asked)
+
+    async def struck(
+        self, session: ClientSession, place: int, strike: Strike
+    ) -> tuple[Sequence[float], int | None]:
+        """Generates, strikes in the middle, and has the span held by two again; when each token came, and the number
+        of the first one behind a move."""
+        assert self._connection is not None
         came_s: list[float] = []
         struck: asyncio.Future[None] | None = None
         victim: LocalPeer | None = None
+        moved_at: int | None = None
         async for _ in session.tokens(TIMEOUT_S):
+            if session.log.moves and moved_at is None:
+                moved_at = len(came_s)
             came_s.append(time.perf_counter())
             if len(came_s) == STRUCK_AFTER and session.log.route is not None:
                 peer_id = session.log.route.hops[place].peer_id
@@ -121,18 +160,8 @@ class Pairs:
         assert victim is not None
         assert struck is not None
         await struck
-        gaps_s = [after - before for before, after in pairwise(came_s)]
         await self._return(victim, self._connection)
-        undisturbed = ClientSession(builder, SessionRequest(prompt, params))
-        calm_s = [time.perf_counter() async for _ in undisturbed.tokens(TIMEOUT_S)]
-        calm_gaps_s = [after - before for before, after in pairwise(calm_s)]
-        return Loss(
-            statistics.median(gaps_s[: STRUCK_AFTER - 1]),
-            max(gaps_s[STRUCK_AFTER - 1 :]),
-            session.log.epochs,
-            session.log.moves,
-            max(calm_gaps_s[STRUCK_AFTER - 1 :]),
-        )
+        return came_s, moved_at
 
     async def kill(self, victim: LocalPeer) -> None:
         await self._swarm.kill(victim)
@@ -185,11 +214,26 @@ async def measure(table: Table, spec: ModelSpec, options: argparse.Namespace) ->
             if kind == "leave":
                 longest = statistics.median(loss.longest_s / loss.usual_s for loss in losses)
                 table.judge("leave: longest gap over the usual, median", longest, "", 2.0, **more)
+                for place, name in enumerate(("head", "middle", "tail")):
+                    of_place = [loss for loss in losses if loss.place == place]
+                    if of_place:
+                        table.note(f"leave, {name}: at the move; longest", _gaps(of_place))
                 continue
             median_s, worst_s = bars_s[kind]
             table.judge(f"{kind}: pause, median", statistics.median(pauses_s), "s", median_s, **more)
             late_s = sorted(pauses_s)[min(len(pauses_s) - 1, int(0.99 * len(pauses_s)))]
             table.judge(f"{kind}: pause, 99th of 100", late_s, "s", worst_s, **more)
+
+
+def _gaps(losses: Sequence[Loss]) -> str:
+    """Gaps over the usual ones, as medians and one by one."""
+    found = (
+        [loss.moving_s / loss.usual_s for loss in losses],
+        [loss.longest_s / loss.usual_s for loss in losses],
+    )
+    return "; ".join(
+        f"{statistics.median(one):.2f} ({' '.join(f'{ratio:.2f}' for ratio in one)})" for one in found
+    )
 
 
 def main() -> None:

@@ -81,3 +81,17 @@ def test_a_circuit_without_terms_is_shown_without_them(explanation: Explanation)
     text = shown(replace(explanation, hops=bare))
     assert "Why this circuit" not in text
     assert "Assumed" not in text
+
+
+def test_who_keeps_copies_is_said_in_which_form_and_how_far_behind_where_that_is_known(
+    explanation: Explanation,
+) -> None:
+    attic, cellar = HOPS
+    kept = (
+        replace(attic, standby="12D3KooWshed", copy_form="token_ids"),
+        replace(cellar, standby="12D3KooWbarn", copy_form="inputs", copy_behind_tokens=130),
+    )
+    generation = replace(explanation.generation, circuit=CircuitReport(kept, 12.5))
+    said = "Copies of KV caches: of [0, 1) on KooWshed (token ids), of [1, 3) on KooWbarn (inputs, 130 tokens behind)"
+    assert said in shown(replace(explanation, generation=generation))
+    assert "Copies" not in shown(explanation)

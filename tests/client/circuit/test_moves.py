@@ -29,6 +29,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         descriptor: pb.SessionDescriptor,
         hops: Sequence[int],
         taken: frozenset[str],
+        without_time: frozenset[str],
     ) -> Mapping[int, tuple[PeerView, CopyForm]]:
         views = self._connection.snapshot()
         return {

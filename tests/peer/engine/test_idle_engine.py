@@ -1,6 +1,7 @@
 """Work that nobody waits for is done while the engine has none; work that somebody waits for also between two steps."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from support.links.data_plane import asynchronous, until
@@ -64,3 +65,28 @@ async def test_what_is_awaited_is_looked_for_again_while_the_engine_is_busy() ->
         await until(lambda: bool(done))
         steps.ends = True
         await asyncio.sleep(0)
+
+
+@asynchronous
+async def test_an_engine_that_is_never_idle_does_what_is_short_now_and_then_and_nothing_that_is_long() -> (
+    None
+):
+    async with EngineThread() as thread:
+        idle, steps = IdleEngine(thread), Steps(thread)
+        done: list[object] = []
+
+        def short() -> IdleWork:
+            return IdleWork(lambda: steps.count, done.append)
+
+        def long() -> IdleWork | None:
+            assert steps.ends, "the engine is busy"
+            return None
+
+        steps.go_on()
+        idle.add_source(long, lambda: False, short)
+        idle.wake()
+        await until(lambda: len(done) == 3)
+        between = [int(str(after)) - int(str(before)) for before, after in pairwise(done)]
+        assert all(count > 1 for count in between), "steps go on in between"
+        steps.ends = True
+        await until(lambda: thread.is_idle)

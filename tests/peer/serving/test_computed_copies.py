@@ -1,8 +1,9 @@
 """A standby computes, from what came in to its hop, what its hop has; what cannot be computed costs the copy alone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -31,6 +32,16 @@ async def begun(circuit: CopiedCircuit, tokens: int = 3) -> tuple[pb.SessionDesc
     for response in await circuit.keep(descriptor, computed=True):
         assert response.HasField("reserved"), response
     return descriptor, await circuit.start(descriptor, PROMPT, tokens)
+
+
+def behind(gate: Event, function: Callable[..., object]) -> Callable[..., object]:
+    """The function, once the gate is open."""
+
+    def call(*arguments: object) -> object:
+        gate.wait(DEADLINE_S)
+        return function(*arguments)
+
+    return call
 
 
 async def go_on_with_standby(
@@ -157,6 +168,29 @@ async def test_what_is_no_longer_logged_is_copied_as_keys_and_values(model: Loca
         assert sent[CopyForm.KEYS_AND_VALUES] == lost
         assert sent[CopyForm.INPUTS] == len(PROMPT) + NEW_TOKENS - 1 - lost
         assert len(first) == 3
+
+
+@asynchronous
+async def test_a_copy_that_a_busy_standby_does_not_compute_goes_on_as_keys_and_values_where_it_is(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with copied_circuit(model, (3,)) as circuit:
+        descriptor, _ = await begun(circuit)
+        is_free = Event()
+        for standby in circuit.standbys:
+            monkeypatch.setattr(standby.engine, "step", behind(is_free, standby.engine.step))
+        await circuit.tokens(NEW_TOKENS - 3)
+        senders = [copying_of(peer).sender for peer in circuit.circuit.peers]
+        whole = len(PROMPT) + NEW_TOKENS - 1
+        await until(lambda: all(sum(one.sent_tokens.values()) == whole for one in senders))
+        for response in await circuit.keep(descriptor):
+            assert response.HasField("reserved"), response
+        is_free.set()
+        await circuit.copied(descriptor)
+        for sender, standby in zip(senders, circuit.standbys, strict=True):
+            computed = copying_of(standby).keeper.writer.computed_tokens
+            assert computed < whole
+            assert sender.sent_tokens[CopyForm.KEYS_AND_VALUES] == whole - computed
 
 
 def part(

@@ -350,6 +350,10 @@ def test_a_thin_line_carries_what_a_partner_computes_from_and_a_busy_partner_get
     (choice,) = choose_partners(snapshot, route, DEMAND, hops=[1])
     assert choice.cost is not None
     assert choice.cost.form is CopyForm.KEYS_AND_VALUES
+    seen = replace(snapshot, peers=(*snapshot.peers[:2], idle))
+    (choice,) = choose_partners(seen, route, DEMAND, hops=[1], without_time=frozenset({"idle"}))
+    assert choice.cost is not None
+    assert choice.cost.form is CopyForm.KEYS_AND_VALUES, "who was seen not to keep up has no time either"
     tokens_per_s, room = 1000 / route.tpot_ms, MODEL.activation_bytes + MODEL.activation_bytes / COPY_SHARE
     thin = holder("b", (4, 8), uplink_mbps=1.01 * room * tokens_per_s / 125_000)
     for other, reason in ((idle, None), (busy, NoPartner.WORK)):

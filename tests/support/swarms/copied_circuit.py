@@ -77,7 +77,7 @@ class CopiedCircuit:
         copy = self._copy(descriptor, at)
         if session is None or session.cache is None or copy is None:
             return False
-        is_known = copying_of(self.circuit.peers[at]).sender.behind_tokens == 0
+        is_known = not any(copying_of(self.circuit.peers[at]).sender.behind_tokens)
         return copy.length == session.cache.length > 0 and is_known
 
     def _copy(self, descriptor: pb.SessionDescriptor, at: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
