@@ -56,6 +56,16 @@ class Standby:
     lag: CopyLag = field(default_factory=CopyLag)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """Peers that some copies are not for, as was found out."""
+
+    refused: set[str] = field(default_factory=set)
+    """Those that are not asked again for this circuit."""
+    without_time: set[str] = field(default_factory=set)
+    """Standbys that have not kept up with computing a copy: from now on they get keys and values, or nothing."""
+
+
 class Standbys:
     """Owner of one session's standbys. Frames of theirs come to the session, which tells."""
 
@@ -67,10 +77,7 @@ class Standbys:
         self._descriptor = pb.SessionDescriptor()
         self._standing: dict[int, Standby] = {}
         """By hop."""
-        self._refused: set[str] = set()
-        """Peers that are not asked again for this circuit."""
-        self._without_time: set[str] = set()
-        """Standbys that have not kept up with computing a copy: from now on they get keys and values, or nothing."""
+        self._unfit = _Unfit()
         self._wished: dict[str, tuple[PeerView, CopyForm] | None] = {}
         """By the peer of a hop that is to be left, who is to take its place, and in which form the copy goes there;
         None: whoever is chosen."""
@@ -155,7 +162,7 @@ class Standbys:
         if at is None:
             return False
         del self._standing[at]
-        self._refused.add(peer_id)
+        self._unfit.refused.add(peer_id)
         self._lacking.set()
         self._changed.set()
         return True
@@ -175,7 +182,7 @@ class Standbys:
         for one in self._standing.values():
             release(one.link, self._descriptor)
         self._standing.clear()
-        self._refused.clear()
+        self._unfit.refused.clear()
 
     async def _renew(self, one: Standby, history_tokens: int) -> None:
         asked = pb.AwaitReady(session=self._descriptor.session, epoch=self._descriptor.epoch, wait_ms=0)
@@ -187,7 +194,7 @@ class Standbys:
             return
         is_late = one.lag.record(history_tokens, response.readiness.held_tokens)
         if is_late and one.form is not CopyForm.KEYS_AND_VALUES:
-            self._without_time.add(one.view.peer_id)
+            self._unfit.without_time.add(one.view.peer_id)
             self._lacking.set()
 
     def _let_go_of_others(self, circuit: ActiveCircuit) -> None:
@@ -231,17 +238,17 @@ class Standbys:
             at
             for at in range(len(circuit.route.hops))
             if (kept := self._standing.get(at)) is None
-            or (_is_behind(kept, self._without_time) and self._peer_of(at) not in self._wished)
+            or (_is_behind(kept, self._unfit.without_time) and self._peer_of(at) not in self._wished)
         ]
         wished = {at: one for at in hops if (one := self._wished.get(self._peer_of(at))) is not None}
-        wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._refused}
+        wished = {at: one for at, one in wished.items() if one[0].peer_id not in self._unfit.refused}
         left = [at for at in hops if at not in wished and (self._wanted or self._peer_of(at) in self._wished)]
         if not left:
             return wished
         named = (view.peer_id for view, _ in wished.values())
         standing = (one.view.peer_id for at, one in self._standing.items() if at not in left)
-        taken = frozenset((*standing, *self._refused, *self._wished, *named))
-        without_time = frozenset(self._without_time)
+        taken = frozenset((*standing, *self._unfit.refused, *self._wished, *named))
+        without_time = frozenset(self._unfit.without_time)
         found = await self._source.partners(circuit.route, self._descriptor, left, taken, without_time)
         return {**wished, **found}
 
@@ -266,7 +273,7 @@ class Standbys:
             if error.peer_id == hop.peer_id:
                 return False
             self._replace(at, None)
-            self._refused.add(view.peer_id)
+            self._unfit.refused.add(view.peer_id)
             self._lacking.set()
         else:
             self._replace(at, Standby(view, link, form))

@@ -225,7 +225,7 @@ class Bootstrap:
         settings = self._settings
         initial_peers = where_to_join(settings).initial_peers
         port = settings.options.port or free_port(settings.listen, self._state.ports()[0])
-        announced_port = settings.announced_ports[0] if settings.announced_ports is not None else None
+        announced_port = settings.announced_ports.control if settings.announced_ports is not None else None
         return Discovery(
             identity,
             listen=Listen(settings.listen, port, settings.options.announce, announced_port),
@@ -272,7 +272,7 @@ class Bootstrap:
         """Where others dial this peer's links, as HOST:PORT."""
         host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
         if self._settings.announced_ports is not None:
-            port = self._settings.announced_ports[1]
+            port = self._settings.announced_ports.data
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(

@@ -10,7 +10,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerFacts, RelayAt
-from molink.peer.daemon.settings import JoinSettings
+from molink.peer.daemon.settings import AnnouncedPorts, JoinSettings
 from molink.peer.device.machine import unused_port
 from molink.peer.reach.moving import PunchingHandler
 from molink.peer.reach.port_mapping import InnerPorts, PortMapper, PortMapping
@@ -64,8 +64,7 @@ async def with_mapped_ports(
     return replace(
         settings,
         options=replace(options, announce=mapped.host, port=control, grpc_port=data, relay_port=relay_port),
-        announced_ports=(mapped.control, mapped.data),
-        announced_relay_port=mapped.relay,
+        announced_ports=AnnouncedPorts(mapped.control, mapped.data, mapped.relay),
     )
 
 
@@ -120,15 +119,14 @@ def prefer_predicted_relays(links: Links, discovery: Discovery, own_peer_id: str
 
 
 def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:
-    is_mapped = settings.announced_ports is not None
+    ports = settings.announced_ports
+    is_mapped = ports is not None
     by_router = is_mapped and settings.options.port_mapping == "on"
-    unknown = (
-        is_mapped and settings.announced_relay_port is None and (by_router or not settings.options.relay_port)
-    )
+    unknown = ports is not None and ports.relay is None and (by_router or not settings.options.relay_port)
     return ReachSettings(
         host=settings.listen,
         relay_port=settings.options.relay_port,
-        announced_relay_port=settings.announced_relay_port,
+        announced_relay_port=None if ports is None else ports.relay,
         # where ports are mapped, nobody knows as what others see a third one, unless its owner or router does
         offer="off" if unknown else str(settings.options.offer_relay),
         relay=settings.options.relay,

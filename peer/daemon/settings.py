@@ -50,6 +50,16 @@ _LAYERS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedPorts:
+    """Ports as others dial them, which something maps to those of this machine."""
+
+    control: int
+    data: int
+    relay: int | None = None
+    """Of the peer's own relay; None: as it is on this machine, if its owner names one."""
+
+
+@dataclass(frozen=True, slots=True)
 class JoinSettings:
     """What `molink-peer join` was asked, checked as far as it can be without a look at devices or models."""
 
@@ -63,10 +73,8 @@ class JoinSettings:
     store_bytes: int | None
     """How much weights from a hub may take in `store_dir`; None: half of what the disk has free."""
     listen: str
-    announced_ports: tuple[int, int] | None
-    """Of the control and the data plane, as others dial them; None: as they are on this machine."""
-    announced_relay_port: int | None
-    """Of the peer's own relay, likewise."""
+    announced_ports: AnnouncedPorts | None
+    """None: as they are on this machine."""
     layers: Span | None
     """Exactly this span from the start; None: what the swarm needs."""
     state_dir: Path
@@ -133,7 +141,6 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         listen=listen,
         announced_ports=announced_ports,
-        announced_relay_port=None,
         layers=None if merged.layers is None else parse_layers(merged.layers),
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
@@ -328,7 +335,7 @@ def _check_listen(host: str | None) -> str | None:
     return host
 
 
-def _split_announce(given: str | None) -> tuple[str | None, tuple[int, int] | None]:
+def _split_announce(given: str | None) -> tuple[str | None, AnnouncedPorts | None]:
     """The host that others dial, and where something maps this machine's ports, control's and data's as they do."""
     found = None if given is None else _MAPPED.fullmatch(given)
     if found is None:
@@ -338,7 +345,7 @@ def _split_announce(given: str | None) -> tuple[str | None, tuple[int, int] | No
         raise SettingsError(
             f"--announce {given}: CONTROL and DATA are two ports from 1 to 65535, such as peer.example.org:34001:34002"
         )
-    return found[1], (control, data)
+    return found[1], AnnouncedPorts(control, data)
 
 
 def _check_announce(host: str | None) -> str | None:

@@ -7,7 +7,7 @@ from support.links.data_plane import asynchronous, soon
 from support.links.routers import HomeRouter, UpnpRouter
 
 from molink.peer.daemon.reaching import with_mapped_ports
-from molink.peer.daemon.settings import JoinSettings, load_settings
+from molink.peer.daemon.settings import AnnouncedPorts, JoinSettings, load_settings
 from molink.peer.reach.upnp_gateway import UpnpGateway, find_gateway
 
 FORGOTTEN = (None, None)
@@ -34,8 +34,9 @@ async def test_a_peer_announces_the_ports_that_its_router_maps_and_ends_that_whe
             outside = {inner: outer for outer, (_, inner, _, _) in router.mapped.items()}
             options = mapped.options
             assert (options.announce, options.port) == ("203.0.113.7", 4001)
-            assert mapped.announced_ports == (outside[4001], outside[options.grpc_port])
-            assert mapped.announced_relay_port == outside[options.relay_port]
+            assert mapped.announced_ports == AnnouncedPorts(
+                outside[4001], outside[options.grpc_port], outside[options.relay_port]
+            )
             assert len(said) == 1
         assert router.mapped == {}
 
@@ -47,7 +48,8 @@ async def test_a_peer_without_a_relay_has_two_ports_mapped(tmp_path: Path) -> No
         asked = settings(tmp_path, offer_relay="off")
         mapped = await soon(with_mapped_ports(stack, asked, FORGOTTEN, lambda _: None, lambda _: router))
         assert set(router.mapped) == {mapped.options.port, mapped.options.grpc_port}
-        assert mapped.announced_relay_port is None
+        assert mapped.announced_ports is not None
+        assert mapped.announced_ports.relay is None
 
 
 @asynchronous

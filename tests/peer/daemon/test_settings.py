@@ -6,6 +6,7 @@ import pytest
 
 from molink.peer.daemon import settings as settings_module
 from molink.peer.daemon.settings import (
+    AnnouncedPorts,
     JoinSettings,
     SettingsError,
     load_settings,
@@ -140,15 +141,15 @@ def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
 @pytest.mark.parametrize(
     ("announce", "host", "ports"),
     [
-        ("peer.example.org:34001:34002", "peer.example.org", (34001, 34002)),
-        ("203.0.113.7:1:65535", "203.0.113.7", (1, 65535)),
-        ("[2001:db8::1]:34001:34002", "2001:db8::1", (34001, 34002)),
+        ("peer.example.org:34001:34002", "peer.example.org", AnnouncedPorts(34001, 34002)),
+        ("203.0.113.7:1:65535", "203.0.113.7", AnnouncedPorts(1, 65535)),
+        ("[2001:db8::1]:34001:34002", "2001:db8::1", AnnouncedPorts(34001, 34002)),
         ("2001:db8::1", "2001:db8::1", None),
         ("203.0.113.7", "203.0.113.7", None),
     ],
 )
 def test_a_container_announces_the_ports_that_its_own_are_mapped_to(
-    environment: dict[str, str], announce: str, host: str, ports: tuple[int, int] | None
+    environment: dict[str, str], announce: str, host: str, ports: AnnouncedPorts | None
 ) -> None:
     settings = load(environment, announce=announce)
     assert (settings.options.announce, settings.announced_ports) == (host, ports)
