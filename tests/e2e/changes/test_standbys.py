@@ -94,7 +94,7 @@ async def test_who_wants_no_partners_has_none(halves: LocalSwarm) -> None:
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses, partners="off") as client:
         async for piece in client.stream_events(PROMPT, max_new_tokens=60):
             if piece.generation is None:
-                assert session_of(client).standbys.peer_ids == ()
+                assert session_of(client).standbys.by_hop() == {}
 
 
 @pytest.mark.full
