@@ -20,8 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from support.models.random_llama import Widths, write_random_llama
 from support.models.tiny_models import load_reference
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from molink import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
@@ -30,6 +31,7 @@ from molink.shards.checkpoint import catalog
 PROMPT = tuple(range(40, 72))
 TOKENS = 96
 BUNDLED = "molink/tiny-shakespeare"
+LLAMA = Widths(hidden=512, inner=1408, layers=8, heads=8, key_heads=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,6 @@ class Hops:
     compute_ms: float
     overhead_ms: float
     """Median over rounds of TPOT less the compute of all hops."""
-
-
-def make_llama(folder: Path) -> None:
-    """A random Llama of hidden size 512 and 8 layers."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=1024, eos_token_id=1, bos_token_id=0, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((catalog.resolve(BUNDLED) / name).read_bytes())
 
 
 def generate_tpot_ms(model: PreTrainedModel) -> float:
@@ -149,7 +139,7 @@ def machine() -> str:
 async def run(rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="molink-bench-") as folder:
         llama = Path(folder) / "llama-512x8"
-        make_llama(llama)
+        write_random_llama(llama, LLAMA)
         one_peer = [
             await measure_one_peer(BUNDLED, catalog.resolve(BUNDLED), rounds),
             await measure_one_peer("random llama 512 x 8", llama, rounds),

@@ -1,9 +1,9 @@
 """What roles of two holders are worth: `python tests/bench/roles.py [--roles pieces pairs auto] [--mbps 100]`.
 
-One span, the whole bundled model, held by two real peers behind uplinks of their own. Some sessions decode, and bursts
-of long prompts come meanwhile. Printed for each setting is the 99th percentile of the times between tokens of those
-that decode, the mean time to the end of all jobs and to a prompt's first token, and how many sessions went over; then
-each over that of `pieces`.
+One span, the whole of a random Llama whose prompts take a second, held by two real peers behind uplinks of their own.
+Some sessions decode, and bursts of long prompts come meanwhile. Printed for each setting is the 99th percentile of the
+times between tokens of those that decode, the mean time to the end of all jobs and to a prompt's first token, and how
+many sessions went over; then each over that of `pieces`.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import asyncio
 import json
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.tables import Table
 from bench.this_machine import processor
+from support.models.random_llama import Widths, write_random_llama
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, free_ports
+from support.swarms.live_swarms import free_ports
 
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
@@ -34,6 +36,7 @@ from molink.simnet.emulate.processes.lines import LinesConfiguration
 from molink.simnet.emulate.serving import spec_of
 
 HOLDERS = 2
+LLAMA = Widths(hidden=768, inner=2048, layers=8, heads=12, key_heads=4)
 DECODING, DECODED_TOKENS, SHORT_TOKENS = 4, 500, 32
 BURST, BURSTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 3, 1000, 8
 FIRST_BURST_AT, EVERY_TOKENS = 150, 100
@@ -60,7 +63,7 @@ class Measured:
         return statistics.fmean(self.jobs_s)
 
 
-async def measure(spec: ModelSpec, roles: str, options: argparse.Namespace) -> Measured:
+async def measure(folder: Path, spec: ModelSpec, roles: str, options: argparse.Namespace) -> Measured:
     """Sessions and bursts in a swarm of its own."""
     ports, found = free_ports(HOLDERS), Measured()
     async with AsyncExitStack() as stack:
@@ -70,7 +73,16 @@ async def measure(spec: ModelSpec, roles: str, options: argparse.Namespace) -> M
         await lines.settle([*([f"127.0.0.1:{port}"] for port in ports), ()])
         swarm = await stack.enter_async_context(ForkedSwarm())
         for number, port in enumerate(ports):
-            joined = ["--model", BUNDLED, "--layers", f"0:{spec.layers}", "--roles", roles]
+            joined = [
+                "--model",
+                str(folder),
+                "--threads",
+                "1",
+                "--layers",
+                f"0:{spec.layers}",
+                "--roles",
+                roles,
+            ]
             joined += ["--grpc-port", str(port), "--http-proxy", lines.proxies[number]]
             await swarm.join(f"peer-{number}", *joined)
         connection = await stack.enter_async_context(
@@ -116,14 +128,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     print(f"{processor()}\npython tests/bench/roles.py {' '.join(sys.argv[1:])}", flush=True)
-    spec, found = spec_of("real", None, "", 1), {}
+    with tempfile.TemporaryDirectory(prefix="molink-bench-") as folder:
+        write_random_llama(Path(folder), LLAMA)
+        found = run(Path(folder), options)
+    judge(found, options)
+
+
+def run(folder: Path, options: argparse.Namespace) -> dict[str, Measured]:
+    """Each setting, one after the other."""
+    spec, found = spec_of("real", str(folder), "", 1), {}
     for roles in options.roles:
-        found[roles] = one = asyncio.run(measure(spec, roles, options))
+        found[roles] = one = asyncio.run(measure(folder, spec, roles, options))
         print(
             f"{roles}: 99 % of gaps {1000 * one.p99_s:.0f} ms, median {1000 * statistics.median(one.gaps_s):.0f} ms, "
             f"jobs {one.job_s:.2f} s, first token {statistics.fmean(one.first_s):.2f} s, moves {one.moves}",
             flush=True,
         )
+    return found
+
+
+def judge(found: dict[str, Measured], options: argparse.Namespace) -> None:
+    """Prints each over that of `pieces`."""
     table, pieces = Table(), found.get("pieces")
     for roles, one in found.items():
         if pieces is not None and one is not pieces:

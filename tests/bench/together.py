@@ -23,19 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from bench.this_machine import processor
-from transformers import LlamaConfig, LlamaForCausalLM
+from support.models.random_llama import Widths, write_random_llama
 
 from molink import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.shards.checkpoint import catalog
 
 BUNDLED = "molink/tiny-shakespeare"
 SHAPES = {
-    "small": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
-              "num_key_value_heads": 8},
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-           "num_key_value_heads": 8},
-}  # fmt: skip
+    "small": Widths(hidden=512, inner=1408, layers=8, heads=8, key_heads=8),
+    "1b": Widths(hidden=2048, inner=8192, layers=16, heads=32, key_heads=8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +42,6 @@ class Together:
     tokens_per_s: float
     first_tokens_s: tuple[float, ...]
     """Of each request, the earliest first."""
-
-
-def make_llama(folder: Path, shape: str) -> None:
-    """A random Llama with the bundled model's tokenizer."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024, max_position_embeddings=1024, eos_token_id=1, bos_token_id=0, dtype="bfloat16", **SHAPES[shape]
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="500MB")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((catalog.resolve(BUNDLED) / name).read_bytes())
 
 
 async def together(
@@ -130,7 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="molink-bench-") as made:
         folder = options.model or Path(made) / "llama"
         if options.model is None:
-            make_llama(folder, options.shape)
+            write_random_llama(folder, SHAPES[options.shape], torch.bfloat16)
         found = asyncio.run(run(options, folder))
     for version, rounds in found.items():
         rate = statistics.median(one.tokens_per_s for one in rounds)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
+from support.models.random_llama import Widths, write_random_llama
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import References, bundled_folder
-from transformers import LlamaConfig, LlamaForCausalLM
+from support.swarms.live_swarms import References
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
@@ -24,16 +23,9 @@ WITHIN_S = 240.0
 
 @pytest.fixture(scope="module")
 def slow_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama, large enough that a prompt takes a second, with the bundled model's tokenizer."""
+    """Large enough that a prompt takes a second."""
     folder = tmp_path_factory.mktemp("models") / "slow-prompts"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024, hidden_size=768, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12,
-        num_key_value_heads=4, max_position_embeddings=1024, eos_token_id=1, bos_token_id=0, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((bundled_folder() / name).read_bytes())
+    write_random_llama(folder, Widths(hidden=768, inner=2048, layers=8, heads=12, key_heads=4))
     return folder
 
 
