@@ -248,3 +248,7 @@ class StandbyChoice:
             LinkError: there is none, and none could be made.
         """
         return await self._connection.links.to(view.facts)
+
+    def refresh_now(self) -> None:
+        """Has the peers' tables pulled, while the caller does something else."""
+        self._connection.refresh_now()

@@ -20,6 +20,7 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.partners import SEEK_AGAIN
 
 SEEK_AFTER_S = 0.25
 """A generation that is over by then has no copies made of it: it would be over before they are of use."""
@@ -43,6 +44,8 @@ class StandbySource(Protocol):
     ) -> Mapping[int, tuple[PeerView, CopyForm]]: ...
 
     async def link_to(self, view: PeerView) -> Link: ...
+
+    def refresh_now(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,9 +218,13 @@ class Standbys:
         return next((at for at, hop in enumerate(hops) if hop.peer_id == peer_id), -1)
 
     async def _seek(self, circuit: ActiveCircuit) -> None:
+        """Sees that hops have standbys. Where nobody can be one now, the swarm may change: it is looked at again."""
         await asyncio.sleep(SEEK_AFTER_S)
-        for _ in range(MOST_ROUNDS):
-            await self._lacking.wait()
+        rounds = fruitless = 0
+        while rounds < MOST_ROUNDS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEEK_AGAIN.after(fruitless) if fruitless else None):
+                    await self._lacking.wait()
             self._lacking.clear()
             before = {
                 at: (one.view, one.form)
@@ -225,12 +232,20 @@ class Standbys:
                 if not self._descriptor.hops[at].standby_facts
             }
             asked = {**before, **await self._chosen(circuit)}
+            rounds += bool(asked)
             answered = await asyncio.gather(
                 *(self._ask(circuit, at, *choice) for at, choice in asked.items())
             )
             if not all(answered):
                 await asyncio.sleep(SILENT_HOP_S)
                 self._lacking.set()
+            lacks = any(
+                at not in self._standing and (self._wanted or hop.peer_id in self._wished)
+                for at, hop in enumerate(circuit.route.hops)
+            )
+            fruitless = fruitless + 1 if lacks else 0
+            if fruitless == 1:
+                self._source.refresh_now()  # those who came last may not be known to hold their layers yet
 
     async def _chosen(self, circuit: ActiveCircuit) -> dict[int, tuple[PeerView, CopyForm]]:
         """Who is to keep copies of the hops that have no standby, and in which form."""

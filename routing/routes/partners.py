@@ -22,6 +22,7 @@ from molink.routing.routes.assignment import assign
 from molink.routing.routes.copy_forms import CopyCost, CopyForm, can_compute, computing_ms, copy_costs
 from molink.routing.routes.route import Route, RouteHop
 from molink.routing.snapshot import Snapshot
+from molink.shards.backoff import Backoff
 from molink.shards.spec import merge_spans
 
 COPY_SHARE = 0.5
@@ -29,6 +30,9 @@ COPY_SHARE = 0.5
 are guaranteed a twentieth only: the other half is for what goes before them and comes in bursts, prompts above all."""
 MOST_SOUGHT = 16
 """Holders of a hop's layers beyond the shortlist: enough that one of them has room, few enough to be compared."""
+SEEK_AGAIN = Backoff(first_s=1.0, longest_s=30.0)
+"""After how long partners are sought again for hops that have none, although nothing was lost: peers load layers,
+come, and have room again."""
 _MBPS_BYTES = 125_000
 _SAME_HOME_MS = 1e6
 """Worse than any predicted TPOT that is told from another."""

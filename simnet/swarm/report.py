@@ -53,7 +53,7 @@ class SwarmRow:
     partners_found: int
     partners_lost: int
     without_partner: Mapping[str, int]
-    """Hops that asked for a partner and got none, by the reason."""
+    """Hops that had none when their circuit was given up, by the reason."""
     replication_kbit_s: float
     """KV cache lines for partners that the average peer sends on the data plane."""
     copies_share: float

@@ -51,7 +51,7 @@ class PartnerCounts:
     found: int = 0
     """Leases that partners have granted."""
     none: dict[str, int] = field(default_factory=dict)
-    """Hops that asked for a partner and got none, by the reason."""
+    """Hops that had none when their circuit was given up, by the reason."""
     lost: int = 0
     """Partners that went away."""
     switches: int = 0

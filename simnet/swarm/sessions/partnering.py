@@ -9,6 +9,7 @@ from dataclasses import replace
 from molink.client.circuit.circuit_core import Refusal
 from molink.peer.memory.leases import Refused
 from molink.routing import PartnerChoice
+from molink.routing.routes.partners import SEEK_AGAIN
 from molink.shards.spec import missing_spans
 from molink.simnet.swarm.members.accounts import MINUTE_S
 from molink.simnet.swarm.members.member import Member
@@ -31,24 +32,33 @@ class Partnering:
         self._copying = CopyScheduler(context)
         self._copies: dict[int, dict[int, KvCopy]] = {}
         """By the session's number, by the hop's."""
+        self._without: dict[int, dict[int, str]] = {}
+        """Hops that have none now, and why there was none at first, in the same way."""
+        self._looking: dict[int, int] = {}
+        """By the session's number, the turn in which one is sought again."""
         context.timeline.call(MINUTE_S, self._sample)
 
-    def seek(self, one: SimulatedGeneration) -> None:
-        """Hops without a partner get one, if there is any. Where the one that is chosen refuses there is none, until a
-        partner is sought again."""
+    def seek(self, one: SimulatedGeneration, looks: int = 1) -> None:
+        """Hops without a partner get one, if there is any. While some have none one is sought again, ever more rarely:
+        `looks` counts how often by now."""
         copies = self._copies.setdefault(one.number, {})
         hops = [at for at in range(len(one.hops)) if at not in copies]
         if one.route is None or not hops:
             return
         taken = frozenset(copy.partner for copy in copies.values())
         choices = one.gateway.partners(one.route, one.demand, hops, taken, self._context.now_s)
+        without = self._without.setdefault(one.number, {})
         for at, choice in zip(hops, choices, strict=True):
-            copy = self._asked(one, at, choice)
-            if copy is None:
+            found = self._asked(one, at, choice)
+            if isinstance(found, str):
+                without.setdefault(at, found)
                 continue
-            copies[at] = copy
+            without.pop(at, None)
+            copies[at] = found
             if one.phase is Phase.DECODE:
-                self._copying.begin(copy)
+                self._copying.begin(found)
+        if without:
+            self._seek_again(one, looks)
 
     def first_token(self, one: SimulatedGeneration) -> None:
         """The history is computed: it is copied from now on, and what follows."""
@@ -94,6 +104,9 @@ class Partnering:
 
     def release(self, one: SimulatedGeneration) -> None:
         """The circuit is given up: so are the copies of it."""
+        self._looking.pop(one.number, None)
+        for reason in self._without.pop(one.number, {}).values():
+            self._context.accounts.partners.count_none(reason)
         for copy in self._copies.pop(one.number, {}).values():
             self._copying.end(copy)
             member = self._context.members[copy.partner]
@@ -101,31 +114,43 @@ class Partnering:
             member.book.release(one.key)
             self._context.changed(member)
 
-    def _asked(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> KvCopy | None:
+    def _asked(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> KvCopy | str:
+        """The copy that a partner has granted, or why there is none."""
         partners, now_s = self._context.accounts.partners, self._context.now_s
         copy = KvCopy.of(one, at, choice, self._context.model)
         if copy is None:
-            partners.count_none(str(choice.reason))
-            return None
+            return str(choice.reason)
         member, span = self._context.members[copy.partner], one.hops[at].span
         facts = member.volunteer.facts
         if not member.alive:
-            partners.count_none("lost")
             self._seek_after(UNREACHABLE_S, one, member)
-            return None
+            return "lost"
         if missing_spans(span, member.book.held):
-            partners.count_none("refused: span")
-            return None
+            return "refused: span"
         answer = member.request(one.key, span, one.demand.tokens, one.gateway.peer_id, now_s)
         if isinstance(answer, Refused):
             one.gateway.refused(facts, now_s, Refusal(answer.code, answer.retry_after_s), answer.detail)
-            partners.count_none(f"refused: {answer.code}")
-            return None
+            return f"refused: {answer.code}"
         partners.found += 1
         one.gateway.linked.add(member.peer_id)
         member.copies[one.number] = at
         self._context.changed(member)
         return copy
+
+    def _seek_again(self, one: SimulatedGeneration, looks: int) -> None:
+        """Later the swarm is another: for the circuit that it is now, if that still stands."""
+        turn = one.turn
+        if self._looking.get(one.number) == turn:
+            return
+        self._looking[one.number] = turn
+
+        def seek() -> None:
+            if self._looking.get(one.number) == turn:
+                del self._looking[one.number]
+                if self._without.get(one.number):
+                    self.seek(one, looks + 1)
+
+        self._context.timeline.call(SEEK_AGAIN.after(looks), seek)
 
     def _seek_after(self, wait_s: float, one: SimulatedGeneration, gone: Member) -> None:
         """By then it is known that the peer is gone; the hop has a partner sought for it, unless the circuit is another

@@ -21,6 +21,14 @@ def span_of(peer: LocalPeer) -> str:
     return ":".join(peer.name.split("-")[:2])
 
 
+async def know_all(client: AsyncSwarm, swarm: LocalSwarm) -> None:
+    """Waits until the client has heard what each of the swarm's peers holds: tables come now and then."""
+    names = {peer.peer_id for peer in swarm.peers}
+    async with asyncio.timeout(STARTED_WITHIN_S):
+        while names - {view.peer_id for view in client.connection.snapshot() if view.state.spans}:
+            await client.connection.refresh_soon(HEARD_WITHIN_S)
+
+
 def session_of(client: AsyncSwarm) -> ClientSession:
     """The one that runs."""
     (session,) = client.connection.sinks
@@ -38,6 +46,7 @@ async def lose_in_decode(
     standby: bool = False,
 ) -> tuple[Generation, LocalPeer]:
     """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
+    await know_all(client, swarm)
     victim: LocalPeer | None = None
     pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
     tokens, strike_at = 0, 0
