@@ -18,6 +18,8 @@ from molink.client.gateway.error_handlers import ApiError, failure_of, on_error
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
+from molink.client.gateway.page.routes import add_page
+from molink.client.gateway.page.swarm_feed import SwarmFeed, WatchedSwarm
 from molink.client.gateway.shares import plain_host, user_of
 from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
@@ -39,7 +41,7 @@ MAX_TOKEN_BYTES = 128
 Event = dict[str, Any] | str
 
 
-class ServingSwarm(Protocol):
+class ServingSwarm(WatchedSwarm, Protocol):
     """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
 
     @property
@@ -64,14 +66,13 @@ class ServingSwarm(Protocol):
         timeout_s: float = FORMATION_TIMEOUT_S,
     ) -> AsyncIterator[TextPiece]: ...
 
-    async def snapshot(self) -> dict[str, Any]: ...
-
 
 class Gateway:
     """The routes' work, and what of it is under way."""
 
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots) -> None:
+    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed) -> None:
         self._swarm = swarm
+        self._feed = feed
         self._metrics = metrics
         self._slots = slots
         self._since = int(time.time())
@@ -80,6 +81,7 @@ class Gateway:
     def stop(self) -> None:
         """Begins nothing more. What runs goes on; what waits for its turn is refused."""
         self._slots.stop()
+        self._feed.stop()
 
     def end(self) -> None:
         """Ends what runs: each answer says that the gateway stops."""
@@ -237,6 +239,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     waiting_s: float = WAITING_S,
     make_room: Callable[[], None] = lambda: None,
+    invites: Sequence[str] = (),
 ) -> FastAPI:
     """The application; its `state.gateway` is told when to stop.
 
@@ -246,17 +249,20 @@ def create_app(
         allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
         waiting_s: longest wait of a request for its turn.
         make_room: called now and then while one waits.
+        invites: addresses of peers that the page shows to everybody who may join.
     """
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
-    gateway = app.state.gateway = Gateway(swarm, metrics, slots)
+    feed = SwarmFeed(swarm, invites)
+    gateway = app.state.gateway = Gateway(swarm, metrics, slots, feed)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
     for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, on_error)
     _add_api(app, gateway)
-    _add_probes(app, gateway, swarm, metrics)
+    _add_probes(app, gateway, metrics)
+    add_page(app, feed)
     return app
 
 
@@ -281,7 +287,7 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
         return await gateway.chat(body, request)
 
 
-def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Metrics) -> None:
+def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:
     @app.get("/healthz")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -294,10 +300,6 @@ def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Me
     @app.get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
-
-    @app.get("/v1/swarm")
-    async def swarm_state() -> dict[str, Any]:
-        return await swarm.snapshot()
 
 
 def _require_possible(text: str, spec: ModelSpec, parameter: str) -> None:

@@ -100,11 +100,14 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events out of an async generator, which is closed however the response ends."""
+    """Server-sent events out of an async generator, which is closed however the response ends.
+
+    An event is what its data is, as text or JSON; bytes are a whole event or comment.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any] | str, None]) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any] | str | bytes, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -117,12 +120,16 @@ class EventStream(Response):
             except (ClientGone, OSError):
                 return
 
-    async def _send_all(self, events: AsyncIterator[dict[str, Any] | str], send: Send) -> None:
+    async def _send_all(self, events: AsyncIterator[dict[str, Any] | str | bytes], send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in events:
-            data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
             # A client that does not read is the connection's to end: this then meets a client that is gone.
-            await send(
-                {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-            )
+            await send({"type": "http.response.body", "body": _encoded(event), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _encoded(event: dict[str, Any] | str | bytes) -> bytes:
+    if isinstance(event, bytes):
+        return event
+    data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    return f"data: {data}\n\n".encode()
