@@ -48,7 +48,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="MULTIADDR",
-            help="Address of a peer that the page shows to everybody, in the command that joins; repeat it for several.",
+            help="Address of a peer that the page shows to all, in the command that joins. Repeat it for several.",
         ),
     ] = None,
     database: Annotated[

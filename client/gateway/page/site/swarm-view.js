@@ -88,7 +88,7 @@ function caption(state, placed) {
   const tpot = live.at(-1)?.tpot_ms;
   const slowed = tpot && tpot < LEAST_CYCLE_MS ? ` Steps are shown ${Math.round(LEAST_CYCLE_MS / tpot)} times slower than they are.` : "";
   const where = placed?.by === "distance" ? `As far apart as their round trips: ${ms(placed.msAcross)} across.` : "Around the ring by the layers that they hold.";
-  const circuit = live.length || !state.planned ? "" : " The faint line is the circuit that the next message would get.";
+  const circuit = state.circuits.length || !state.planned ? "" : " The faint line is the circuit that the next message would get.";
   return `${where}${slowed}${circuit}`;
 }
 
