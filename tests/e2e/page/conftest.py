@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from playwright.async_api import Browser
-from support.browser import BrowserMissing, chromium
+from support.page.browser import BrowserMissing, chromium
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
-from support.browser import page_at
+from support.page.browser import page_at
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED
 

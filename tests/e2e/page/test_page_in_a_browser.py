@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
-from support.browser import page_at
+from playwright.async_api import Browser, Page, Route, expect
+from support.page.browser import page_at
+from support.page.page_swarm import PageSwarm, page_snapshot, peer_of
 from support.swarms.fake_swarm import gateway
-from support.swarms.page_swarm import PageSwarm, page_snapshot, peer_of
 
 from molink.client.errors import InvalidRequest
 
@@ -242,6 +242,38 @@ async def test_everything_is_reached_by_keyboard(page: Page) -> None:
         )
     for name in ("Write a message", "Settings", "Messages", "Copy the command to join"):
         assert any(name in one for one in reached), (name, reached)
+
+
+async def test_a_peer_is_chosen_by_keyboard_and_described_below_the_picture(page: Page) -> None:
+    peer = page.get_by_role("button", name="birch-1")
+    await peer.focus()
+    await page.keyboard.press("Enter")
+    await expect(peer).to_have_attribute("aria-pressed", "true")
+    await expect(page.locator(".caption")).to_contain_text("birch-1 ")
+    await expect(page.locator(".caption")).to_contain_text("layers 8–15")
+
+
+async def test_a_key_is_asked_for_only_where_the_gateway_wants_one(browser: Browser, url: str) -> None:
+    async def wants_key(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer sesame":
+            await route.continue_()
+        else:
+            error = {"error": {"message": "A key is needed.", "type": "invalid_request_error"}}
+            await route.fulfill(status=401, json=error)
+
+    async with page_at(browser, url) as page:
+        await page.get_by_label("Settings", exact=True).click()
+        await expect(page.get_by_label("API key")).to_have_count(0)
+        await page.get_by_role("button", name="Done").click()
+        await page.route("**/v1/**", wants_key)
+        await say(page, "Speak!")
+        await expect(page.get_by_role("alert")).to_have_text("A key is needed.")
+        await page.get_by_label("API key").fill("sesame")
+        await page.get_by_role("button", name="Done").click()
+        await page.get_by_label("Answer again").click()
+        await answered(page)
+        assert await page.evaluate("() => sessionStorage['molink.key']") == "sesame"
+        assert "sesame" not in await page.evaluate("() => JSON.stringify(localStorage)")
 
 
 async def test_where_motion_is_not_wanted_nothing_moves(browser: Browser, swarm: PageSwarm, url: str) -> None:

@@ -70,6 +70,7 @@ async function keepModels() {
 applyTheme();
 document.getElementById("page").replaceChildren();
 render(html`<${Page} />`, document.getElementById("page"));
+performance.mark("drawn");
 keepModels();
 followSwarm();
-globalThis.molinkPicture = picture;
+globalThis.molinkPicture = picture; // for whoever measures it

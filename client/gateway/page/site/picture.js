@@ -181,7 +181,8 @@ export class Picture {
     context.fill();
     ring(context, place, radius, [0, 1], colours.line, Math.max(1.5, radius * 0.3));
     const held = on && !on.isPlanned ? colours.soft : colours.quiet;
-    for (const span of peer.spans ?? []) ring(context, place, radius, this.turns(span), held, Math.max(1.5, radius * 0.3));
+    const isOfModel = !peer.model || peer.model === this.state.model; // a ring is one model's layers
+    for (const span of (isOfModel && peer.spans) || []) ring(context, place, radius, this.turns(span), held, Math.max(1.5, radius * 0.3));
     if (on) ring(context, place, radius, this.turns([on.hop.start, on.hop.stop]), on.isPlanned ? colours.quiet : colours.accent, Math.max(2.5, radius * 0.42));
     if (chosen) {
       context.beginPath();

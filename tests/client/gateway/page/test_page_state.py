@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.swarms.page_swarm import circuit_of, hops_of, page_snapshot, peer_of
+from support.page.page_swarm import circuit_of, hops_of, page_snapshot, peer_of
 
 from molink.client.gateway.page.swarm_state import MOST_CIRCUITS, MOST_PEERS, changes, page_state
 

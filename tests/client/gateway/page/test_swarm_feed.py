@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from support.page.page_swarm import PageSwarm, circuit_of, hops_of, page_snapshot
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, FakeSwarm, gateway
-from support.swarms.page_swarm import PageSwarm, circuit_of, hops_of, page_snapshot
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.page import swarm_feed
