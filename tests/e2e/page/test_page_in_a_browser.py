@@ -1,5 +1,6 @@
 """The page in a real browser, over a scripted swarm: what people do with it, by mouse, keyboard and screen reader."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -56,6 +57,20 @@ async def test_an_answer_streams_in_is_drawn_as_markdown_and_says_what_it_took(p
     await expect(page.locator(".took")).to_contain_text("3 tokens")
     await expect(page.locator(".took")).to_contain_text("4 hops")
     await expect(page.locator(".hops > li")).to_have_count(4)
+
+
+async def test_an_answer_that_is_there_before_what_draws_it_is_drawn_whole(page: Page) -> None:
+    is_over = asyncio.Event()
+
+    async def hold_back(route: Route) -> None:
+        await is_over.wait()
+        await route.continue_()
+
+    await page.route("**/markdown-it.js", hold_back)
+    await say(page, "Speak!")
+    await answered(page)
+    is_over.set()
+    await expect(page.locator(".prose")).to_have_text("Bold and plain")
 
 
 async def test_an_answer_is_stopped_and_its_circuit_given_back(page: Page, swarm: PageSwarm) -> None:

@@ -90,15 +90,17 @@ function tookText({ took, finish, circuit }) {
 // What is written is parsed again now and then, not with each token: a long answer would take longer and longer.
 function Markdown({ text, writes }) {
   const place = useRef(null);
-  const drawn = useRef({ text: null, at: 0, timer: 0 });
+  const drawn = useRef({ wanted: "", text: "", at: 0, timer: 0 });
   useEffect(() => {
     const state = drawn.current;
     const draw = async () => {
-      const render = await loadMarkdown();
-      if (!place.current || state.text === text) return;
-      Object.assign(state, { text, at: performance.now() });
-      place.current.replaceChildren(render(text));
+      const render = await loadMarkdown().catch(() => (plain) => document.createTextNode(plain));
+      // Meanwhile more may have come, or all of it: what is drawn is always the newest.
+      if (!place.current || state.text === state.wanted) return;
+      Object.assign(state, { text: state.wanted, at: performance.now() });
+      place.current.replaceChildren(render(state.text));
     };
+    state.wanted = text;
     clearTimeout(state.timer);
     state.timer = setTimeout(draw, writes ? Math.max(0, RENDER_EVERY_MS - (performance.now() - state.at)) : 0);
   }, [text, writes]);
