@@ -102,6 +102,14 @@ class Configuration:
     name: Annotated[
         str | None, Option("What others see this peer called.", "NAME", Bounds(min_length=1, max_length=64))
     ] = None
+    region: Annotated[
+        str | None,
+        Option(
+            "Where others see that this peer is, such as DE, us-east or Lisbon: nothing, unless told.",
+            "NAME",
+            Bounds(min_length=1, max_length=32),
+        ),
+    ] = None
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None

@@ -267,6 +267,7 @@ class Facts(_message.Message):
     KEEPS_COPIES_FIELD_NUMBER: _builtins.int
     PARTNER_KEY_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -297,6 +298,8 @@ class Facts(_message.Message):
     """public key of the only peer that may keep its own; empty: any"""
     pairs: _builtins.bool
     """its sessions go over to their partners while it computes prompts: copies of keys and values"""
+    region: _builtins.str
+    """where its owner says that it is, for people; empty: nothing was said"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -363,10 +366,11 @@ class Facts(_message.Message):
         keeps_copies: _builtins.bool = ...,
         partner_key: _builtins.bytes = ...,
         pairs: _builtins.bool = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "relay_address", b"relay_address", "relays", b"relays", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "region", b"region", "relay_address", b"relay_address", "relays", b"relays", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

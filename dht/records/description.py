@@ -31,6 +31,7 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "dtype": facts.model.dtype,
         "quantization": facts.model.quantization,
         "device": facts.device.name,
+        "region": facts.region or None,
         "version": facts.version,
         "same_protocol": facts.protocol_version == PROTOCOL_VERSION,
         "addresses": list(facts.addresses),

@@ -30,6 +30,7 @@ MAX_CERTIFICATE_BYTES = 1024
 MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
 MAX_RELAYS = 3
+MAX_REGION_CHARACTERS = 32
 MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
@@ -94,6 +95,7 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
     message.cone = facts.cone
     message.keeps_copies = facts.keeps_copies
     message.pairs = facts.pairs
+    message.region = text("the region", facts.region, MAX_REGION_CHARACTERS)
     if facts.partner_peer_id:
         message.partner_key = public_key_of(facts.partner_peer_id)
 
@@ -152,6 +154,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         cone=message.cone,
         keeps_copies=message.keeps_copies,
         pairs=message.pairs,
+        region=text("the region", message.region, MAX_REGION_CHARACTERS),
         partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
     )
 

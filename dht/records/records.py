@@ -181,6 +181,8 @@ class PeerFacts:
     """The only peer that may keep copies of its own, if its owner has named one."""
     pairs: bool = False
     """Whether its sessions go over to their partners while it computes prompts: copies are of keys and values then."""
+    region: str = ""
+    """Where its owner says that it is, for people to see; routers go by what is measured."""
 
 
 @dataclass(frozen=True, slots=True)

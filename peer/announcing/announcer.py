@@ -68,6 +68,7 @@ class ServingTerms:
     keeps_copies: bool = False
     partner_peer_id: str = ""
     pairs: bool = False
+    region: str = ""
 
 
 class Announcer:
@@ -256,4 +257,5 @@ def own_facts(
         keeps_copies=terms.keeps_copies,
         partner_peer_id=terms.partner_peer_id,
         pairs=terms.pairs,
+        region=terms.region,
     )

@@ -186,6 +186,7 @@ class Bootstrap:
                 terms.keeps_copies,
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
+                settings.options.region or "",
             ),
         )
         facts = await reach.settled(base)

@@ -365,6 +365,20 @@ def test_who_keeps_copies_and_who_may_keep_ones_own_is_announced(partner: str) -
     assert not verify_facts(sign_facts(facts_of(IDENTITY), IDENTITY)).keeps_copies
 
 
+@pytest.mark.parametrize("region", ["", "DE", "Zürich", "x" * 32])
+def test_the_region_that_an_owner_states_is_announced_as_it_is(region: str) -> None:
+    assert verify_facts(sign_facts(replace(facts_of(IDENTITY), region=region), IDENTITY)).region == region
+
+
+@pytest.mark.parametrize("region", ["x" * 33, "a\nb", "\u202eDE"])
+def test_a_region_that_is_long_or_not_printable_is_refused(region: str) -> None:
+    message = pb.Facts.FromString(FACTS[65:])
+    message.region = region
+    with pytest.raises(AnnouncementError) as refusal:
+        verify_facts(_signed(0xF1, message.SerializeToString()))
+    assert refusal.value.reason is Reason.MALFORMED
+
+
 @pytest.mark.parametrize("step_tokens", [1, 512, 1024, 2048])
 def test_the_longest_step_is_announced_and_512_where_nothing_is_said(step_tokens: int) -> None:
     record = sign_facts(replace(facts_of(IDENTITY), step_tokens=step_tokens), IDENTITY)

@@ -298,6 +298,24 @@ async def test_where_motion_is_not_wanted_nothing_moves(browser: Browser, swarm:
         await page.wait_for_function("() => molinkPicture().frame === 0")
 
 
+async def test_peers_that_state_regions_stand_on_a_map_and_elsewhere_if_asked(
+    browser: Browser, swarm: PageSwarm, url: str
+) -> None:
+    regions = ("DE", "us-east-1", "JP", "br", "Sao Paulo", "sg", "za", "in")
+    swarm.state = page_snapshot([peer_of(at, region=region) for at, region in enumerate(regions)])
+    async with page_at(browser, url) as page:
+        await expect(page.get_by_role("radio", name="Map")).to_be_checked()
+        await expect(page.locator(".caption")).to_contain_text("In the regions that their owners state.")
+        await page.wait_for_function("() => molinkPicture().land?.length > 100")
+        west, east = await page.evaluate(
+            "() => ['...01', '...02'].map((id) => "
+            "[...molinkPicture().placed.at].find(([peer]) => peer.endsWith(id.slice(3)))[1].x)"
+        )
+        assert west < east
+        await page.get_by_role("radio", name="Distance").check()
+        await expect(page.locator(".caption")).to_contain_text("As far apart as their round trips")
+
+
 async def test_a_gap_opens_where_peers_leave_and_closes_when_they_come(page: Page, swarm: PageSwarm) -> None:
     whole = swarm.state
     await expect(page.locator("#coverage-title + p")).to_have_text("All 32 layers are held")

@@ -40,7 +40,9 @@ _CITIES = ((0, 0), (14, 4), (30, -9), (92, 20), (105, 36), (160, -40), (176, -18
 _SPAN = 8
 
 
-def peer_of(at: int, layers: int = LAYERS, name: str | None = None) -> dict[str, Any]:
+def peer_of(
+    at: int, layers: int = LAYERS, name: str | None = None, region: str | None = None
+) -> dict[str, Any]:
     """The volunteer of that number, always the same."""
     drawn = random.Random(at)
     x, y = _CITIES[drawn.randrange(len(_CITIES))]
@@ -51,6 +53,7 @@ def peer_of(at: int, layers: int = LAYERS, name: str | None = None) -> dict[str,
         "name": name or f"{_NAMES[at % len(_NAMES)]}-{at}",
         "model": MODEL,
         "device": drawn.choice(_DEVICES),
+        "region": region,
         "addresses": ["/ip4/203.0.113.7/tcp/4001"],
         "spans": [[start, min(layers, start + span)]],
         "sessions": drawn.randrange(3),

@@ -1,11 +1,13 @@
 // The picture of the swarm, on two canvases: peers and circuits, drawn when they change, and above them what moves.
 import { ms, shortName } from "./format.js";
 import { places, stepParts } from "./places.js";
+import { coasts } from "./regions.js";
 
 const SLOWEST_MS = 4000;
 const FASTEST_MS = 900; // a step is drawn at least so slowly, or nobody could follow it
 const EASE_MS = 500;
 const IDLE_MS = 2500; // after so long without a new token nothing moves any more
+const ON_MAP = 10;
 const NAMED = 26; // a swarm of more peers has names only on circuits
 const FULL = 2 * Math.PI;
 
@@ -16,7 +18,8 @@ export class Picture {
     this.size = { width: 0, height: 0, ratio: 1 };
     this.state = null;
     this.wanted = "auto";
-    this.placed = { by: "layers", can: false, at: new Map(), msAcross: null };
+    this.placed = { by: "layers", ways: [], at: new Map(), msAcross: null, map: null };
+    this.land = null; // its coasts, loaded for the first map
     this.shown = new Map(); // where each peer is drawn now, on its way to its place
     this.circuits = new Map(); // by id, with when a token came last and how far the step is
     this.hovered = "";
@@ -81,10 +84,12 @@ export class Picture {
     const { width, height } = this.size;
     const count = Math.max(1, this.state.peers.size);
     this.radius = Math.max(4, Math.min(15, Math.sqrt((width * height) / count) / 7));
-    const named = count <= NAMED;
-    const apart = named ? { x: Math.max(58, this.radius * 3), y: this.radius * 2 + 26 } : { x: this.radius * 3, y: this.radius * 3 };
-    const field = { width, height, apart, margin: this.radius + 16, foot: named ? 16 : 0 };
-    this.placed = places(this.state.peers, this.layerCount, field, this.wanted);
+    this.placed = places(this.state.peers, this.layerCount, this.room(count), this.wanted);
+    if (this.placed.by === "map" && this.radius > ON_MAP) {
+      this.radius = ON_MAP; // so that the land is to be seen
+      this.placed = places(this.state.peers, this.layerCount, this.room(count), this.wanted);
+    }
+    this.drawnLand = this.landPath();
     const now = performance.now();
     for (const id of [...this.shown.keys()]) if (!this.placed.at.has(id)) this.shown.delete(id);
     for (const [id, to] of this.placed.at) {
@@ -92,6 +97,35 @@ export class Picture {
       if (!known || this.calm.matches) this.shown.set(id, { x: to.x, y: to.y, to, from: to, since: now, born: known?.born ?? now });
       else if (Math.hypot(known.to.x - to.x, known.to.y - to.y) > 0.5) Object.assign(known, { from: { x: known.x, y: known.y }, to, since: now });
     }
+  }
+
+  room(count) {
+    const [named, { radius }] = [count <= NAMED, this];
+    const apart = named ? { x: Math.max(50, radius * 3), y: radius * 2 + 26 } : { x: radius * 3, y: radius * 3 };
+    return { ...this.size, apart, margin: radius + 16, foot: named ? 16 : 0 };
+  }
+
+  // The land where the map lies now, null if there is no map, or its coasts are still on their way.
+  landPath() {
+    const { map } = this.placed;
+    if (!map) return null;
+    if (!this.land) { this.loadLand(); return null; }
+    const path = new Path2D();
+    for (const ring of this.land) {
+      ring.forEach(({ x, y }, at) => path[at ? "lineTo" : "moveTo"](map.x + x * map.scale, map.y + y * map.scale));
+      path.closePath();
+    }
+    return path;
+  }
+
+  async loadLand() {
+    this.land = [];
+    try {
+      this.land = coasts(await (await fetch(new URL("./vendor/land-110m.json", import.meta.url))).json());
+    } catch { return; } // peers stand where they stand without it
+    this.place();
+    this.dirty = true;
+    this.wake();
   }
 
   followCircuits() {
@@ -149,6 +183,10 @@ export class Picture {
   drawStill(now) {
     const [context] = this.contexts;
     this.begin(context);
+    if (this.drawnLand) {
+      context.fillStyle = this.colours.land;
+      context.fill(this.drawnLand);
+    }
     const live = [...this.circuits.values()].filter(({ circuit }) => circuit.phase !== "ended" || this.circuits.size === 1);
     const drawn = live.length ? live : this.plannedCircuit();
     for (const one of drawn) this.drawPartners(context, one);
@@ -372,7 +410,7 @@ function coloursOf(element) {
   const style = getComputedStyle(element);
   const named = (name) => style.getPropertyValue(`--${name}`).trim();
   return {
-    ink: named("ink"), quiet: named("quiet"), faint: named("faint"), line: named("line"), sunk: named("sunk"), gap: named("gap"),
+    ink: named("ink"), quiet: named("quiet"), faint: named("faint"), line: named("line"), sunk: named("sunk"), gap: named("gap"), land: named("land"),
     accent: named("accent"), accentSoft: named("accent-soft"), soft: named("accent-mid"), bright: named("accent-bright"), font: style.fontFamily,
   };
 }

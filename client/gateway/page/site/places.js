@@ -1,40 +1,62 @@
 // Where peers are drawn. Pure: the same peers are always in the same places.
+import { placeOf, projected as onMap } from "./regions.js";
 
 const FLAT_MS = 2; // a swarm within so many milliseconds is one place, and is drawn by its layers
 const COVERED = 0.6; // the share of peers that must have a coordinate
 const WITHIN = 0.94; // of peers from the middle that are drawn to scale; those farther out are at the border
 const ROUNDS = 24;
+const LEAST_MAP = 0.16; // of the world's width: a map of one city would be a map of nothing
 
-// The places of peers in a field of that size: {by, at: Map of id to {x, y}, msAcross}. `wanted` is "auto", "distance" or "layers".
+// The places of peers in a field of that size: {by, ways, at: Map of id to {x, y}, msAcross, map}. `wanted` is "auto" or one of `ways`: "map", "distance",
+// "layers". `map` says where the projected world lies: {x, y, scale}.
 export function places(peers, layerCount, { width, height, apart, margin, foot = 0 }, wanted = "auto") {
   const ids = [...peers.keys()].sort();
   const flat = projected(ids.filter((id) => peers.get(id).coordinate).map((id) => [id, peers.get(id).coordinate.position]));
   const spread = spreadOf(flat);
   const can = flat.length >= Math.max(3, ids.length * COVERED) && spread >= FLAT_MS;
-  const by = wanted === "layers" || !can ? "layers" : "distance";
+  const stated = ids.map((id) => [id, placeOf(peers.get(id).region)]).filter(([, place]) => place);
+  const ways = [...(stated.length ? ["map"] : []), ...(can ? ["distance"] : []), "layers"];
+  const best = stated.length >= Math.max(1, ids.length * COVERED) ? "map" : ways.find((way) => way !== "map");
+  const by = ways.includes(wanted) ? wanted : best;
   const field = { width: width - 2 * margin, height: height - 2 * margin - foot, margin };
-  if (by === "layers") return { by, can, at: byLayers(ids, peers, layerCount, field), msAcross: null };
-  const { at, scale } = byDistance(ids, flat, spread, field);
+  if (by === "layers") return { by, ways, at: byLayers(ids, peers, layerCount, field), msAcross: null, map: null };
+  const { at, scale, map = null } = by === "map" ? byRegion(ids, stated, field) : byDistance(ids, flat, spread, field);
   keepApart(at, apart, { width, height: height - foot, margin });
-  return { by, can, at, msAcross: field.width / scale };
+  return { by, ways, at, msAcross: by === "map" ? null : field.width / scale, map };
+}
+
+// On the part of the world that all stated regions are in.
+function byRegion(ids, stated, field) {
+  const points = stated.map(([id, place]) => [id, onMap(place)]);
+  const { left, top, scale } = fitted(points.map(([, { x, y }]) => [x, y]), LEAST_MAP, field);
+  const at = new Map(points.map(([id, { x, y }]) => [id, { x: left + x * scale, y: top + y * scale }]));
+  putBelow(ids, at, field);
+  return { at, scale, map: { x: left, y: top, scale } };
+}
+
+// The scale at which points fill a field as far as they can, and where its origin lies then.
+function fitted(points, least, { width, height, margin }) {
+  const range = (axis) => [Math.min(...points.map((one) => one[axis])), Math.max(...points.map((one) => one[axis]))];
+  const [[minX, maxX], [minY, maxY]] = [range(0), range(1)];
+  const scale = Math.min(width / Math.max(maxX - minX, least), height / Math.max(maxY - minY, least));
+  return { scale, left: margin + width / 2 - ((minX + maxX) / 2) * scale, top: margin + height / 2 - ((minY + maxY) / 2) * scale };
+}
+
+// Those that have said nothing of where they are stand below all others.
+function putBelow(ids, at, { width, height, margin }) {
+  const unknown = ids.filter((id) => !at.has(id));
+  unknown.forEach((id, index) => at.set(id, { x: margin + (width * (index + 0.5)) / unknown.length, y: margin + height }));
 }
 
 // To one scale in both directions, as large as the field allows.
-function byDistance(ids, flat, spread, { width, height, margin }) {
+function byDistance(ids, flat, spread, field) {
   const held = flat.map(([id, [x, y]]) => {
     const within = Math.min(1, (spread * 1.02) / Math.max(1e-9, Math.hypot(x, y)));
     return [id, x * within, y * within];
   });
-  const range = (axis) => [Math.min(...held.map((one) => one[axis])), Math.max(...held.map((one) => one[axis]))];
-  const [[left, right], [top, bottom]] = [range(1), range(2)];
-  const scale = Math.min(width / Math.max(right - left, spread * 0.2), height / Math.max(bottom - top, spread * 0.2));
-  const at = new Map();
-  for (const [id, x, y] of held) {
-    at.set(id, { x: margin + width / 2 + (x - (left + right) / 2) * scale, y: margin + height / 2 + (y - (top + bottom) / 2) * scale });
-  }
-  // Those that have said nothing of where they are stand below all others.
-  const unknown = ids.filter((id) => !at.has(id));
-  unknown.forEach((id, index) => at.set(id, { x: margin + (width * (index + 0.5)) / unknown.length, y: margin + height }));
+  const { left, top, scale } = fitted(held.map(([, x, y]) => [x, y]), spread * 0.2, field);
+  const at = new Map(held.map(([id, x, y]) => [id, { x: left + x * scale, y: top + y * scale }]));
+  putBelow(ids, at, field);
   return { at, scale };
 }
 

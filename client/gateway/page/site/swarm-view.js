@@ -9,6 +9,7 @@ import { happenings, lastCircuit, lastTag, selected, spansText, swarm } from "./
 
 const LISTED = 12;
 const LEAST_CYCLE_MS = 900;
+const WAYS = { map: "Map", distance: "Distance", layers: "Layers" };
 
 export function Swarm() {
   const state = useStore(swarm);
@@ -57,7 +58,7 @@ function Field({ state }) {
     return () => { watcher.disconnect(); themed.disconnect(); dark.removeEventListener("change", recolour); drawn.stop(); };
   }, []);
   // What is said below the picture depends on how it came out.
-  const said = () => setPlaced((before) => (before?.by === drawn.placed.by && before.can === drawn.placed.can && before.msAcross === drawn.placed.msAcross ? before : drawn.placed));
+  const said = () => setPlaced((before) => (before?.by === drawn.placed.by && String(before.ways) === String(drawn.placed.ways) && before.msAcross === drawn.placed.msAcross ? before : drawn.placed));
   useEffect(() => { drawn.update(state, own); said(); }, [state, own]);
   useEffect(() => drawn.choose({ hovered, selected: chosen }), [hovered, chosen]);
   useEffect(() => { drawn.arrange(by); said(); }, [by]);
@@ -70,16 +71,16 @@ function Field({ state }) {
     </div>
     <div class="caption">
       <p>${shown && state.peers.has(shown) ? html`<${PeerLine} id=${shown} peer=${state.peers.get(shown)} />` : caption(state, placed)}</p>
-      ${placed?.can && html`<fieldset class="switch small"><legend class="unseen">Where peers are drawn</legend>
-        ${[["distance", "Distance"], ["layers", "Layers"]].map(([value, name]) => html`<label key=${value}>
-          <input type="radio" name="by" value=${value} checked=${(by === "auto" ? placed.by : by) === value} onChange=${() => setBy(value)} /><span>${name}</span></label>`)}
+      ${placed?.ways.length > 1 && html`<fieldset class="switch small"><legend class="unseen">Where peers are drawn</legend>
+        ${placed.ways.map((way) => [way, WAYS[way]]).map(([value, name]) => html`<label key=${value}>
+          <input type="radio" name="by" value=${value} checked=${placed.by === value} onChange=${() => setBy(value)} /><span>${name}</span></label>`)}
       </fieldset>`}
     </div>
   </div>`;
 }
 
 function PeerLine({ id, peer }) {
-  const facts = [peer.device, spansText(peer).trim() || "no layers yet", peer.draining ? "takes nothing new" : counted(peer.sessions ?? 0, "session"), peer.layer_ms && `${ms(peer.layer_ms)} a layer`];
+  const facts = [peer.region, peer.device, spansText(peer).trim() || "no layers yet", peer.draining ? "takes nothing new" : counted(peer.sessions ?? 0, "session"), peer.layer_ms && `${ms(peer.layer_ms)} a layer`];
   return html`<b>${shortName(peer, id)}</b> ${facts.filter(Boolean).join(" · ")}`;
 }
 
@@ -87,7 +88,7 @@ function caption(state, placed) {
   const live = state.circuits.filter(({ phase }) => phase === "decode");
   const tpot = live.at(-1)?.tpot_ms;
   const slowed = tpot && tpot < LEAST_CYCLE_MS ? ` Steps are shown ${Math.round(LEAST_CYCLE_MS / tpot)} times slower than they are.` : "";
-  const where = placed?.by === "distance" ? `As far apart as their round trips: ${ms(placed.msAcross)} across.` : "Around the ring by the layers that they hold.";
+  const where = placed?.by === "map" ? "In the regions that their owners state." : placed?.by === "distance" ? `As far apart as their round trips: ${ms(placed.msAcross)} across.` : "Around the ring by the layers that they hold.";
   const circuit = state.circuits.length || !state.planned ? "" : " The faint line is the circuit that the next message would get.";
   return `${where}${slowed}${circuit}`;
 }

@@ -28,7 +28,7 @@ def test_what_others_wrote_is_byte_for_byte_what_was_pinned() -> None:
 
 def test_each_module_of_others_has_its_licence_beside_it() -> None:
     said = (VENDOR / "README.md").read_text("utf-8")
-    assert all(f"`{path.name}`" in said for path in VENDOR.glob("*.js"))
+    assert all(f"`{path.name}`" in said for path in (*VENDOR.glob("*.js"), *VENDOR.glob("*.json")))
     assert {"LICENSE.htm.txt", "LICENSE.preact.txt", "LICENSE.markdown-it.txt", "LICENSE.dompurify.txt"} <= {
         path.name for path in VENDOR.glob("LICENSE.*")
     }
