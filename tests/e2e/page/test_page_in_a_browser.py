@@ -84,15 +84,18 @@ async def test_an_answer_is_stopped_and_its_circuit_given_back(page: Page, swarm
 
 
 async def test_it_answers_again_and_after_an_edit_with_what_was_edited(page: Page, swarm: PageSwarm) -> None:
+    swarm.words = ("one",)
     await say(page, "Speak!")
-    await answered(page)
+    await expect(page.locator(".prose")).to_have_text("one")
+    swarm.words = ("two",)
     await page.get_by_label("Answer again").click()
+    await expect(page.locator(".prose")).to_have_text("two")
     await expect(page.locator(".message.own")).to_have_count(1)
-    await answered(page)
+    swarm.words = ("three",)
     await page.get_by_label("Edit your message").click()
     await page.fill("#editor", "Sing!")
     await page.press("#editor", "Enter")
-    await answered(page)
+    await expect(page.locator(".prose")).to_have_text("three")
     said = [[message["content"] for message in asked] for asked in swarm.prompts]  # type: ignore[attr-defined]
     assert said == [["Speak!"], ["Speak!"], ["Sing!"]]
 
@@ -286,7 +289,7 @@ async def test_a_key_is_asked_for_only_where_the_gateway_wants_one(browser: Brow
         await page.get_by_label("API key").fill("sesame")
         await page.get_by_role("button", name="Done").click()
         await page.get_by_label("Answer again").click()
-        await answered(page)
+        await expect(page.locator(".prose")).to_have_text("Bold and plain")
         assert await page.evaluate("() => sessionStorage['molink.key']") == "sesame"
         assert "sesame" not in await page.evaluate("() => JSON.stringify(localStorage)")
 

@@ -146,7 +146,7 @@ function Editor({ text, onSave, onLeave }) {
     <label class="unseen" for="editor">Your message</label>
     <textarea id="editor" ref=${field} rows="1" onInput=${(event) => grow(event.currentTarget)} onKeyDown=${onKeyDown} defaultValue=${text}></textarea>
     <div class="beneath">
-      <button type="button" class="button quiet-button" onClick=${onLeave}>Leave it</button>
+      <button type="button" class="button quiet-button" onClick=${onLeave}>Cancel</button>
       <button type="button" class="button" onClick=${() => onSave(field.current.value)}>Send again</button>
     </div>
   </div>`;

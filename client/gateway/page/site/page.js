@@ -47,8 +47,11 @@ function Chats({ listed, close }) {
   const busy = useStore(running);
   const first = useRef(null);
   useEffect(() => { if (listed) first.current?.focus(); }, [listed]);
-  return html`<nav id="chats" class=${listed ? "chats listed" : "chats"} aria-label="Chats" onKeyDown=${(event) => event.key === "Escape" && close()}>
-    <button type="button" class="begin" ref=${first} onClick=${() => { beginChat(); close(); }}>${icons.add} New chat</button>
+  return html`${listed && html`<div class="scrim" onClick=${close}></div>`}<nav id="chats" class=${listed ? "chats listed" : "chats"} aria-label="Chats" onKeyDown=${(event) => event.key === "Escape" && close()}>
+    <div class="chats-head">
+      <button type="button" class="begin" ref=${first} onClick=${() => { beginChat(); close(); }}>${icons.add} New chat</button>
+      <button type="button" class="tool leave" onClick=${close} aria-label="Close the list of chats">${icons.close}</button>
+    </div>
     <ul>${all.filter(({ messages }) => messages.length).map((chat) => html`<li key=${chat.id}>
       <button type="button" class="chat-name" aria-current=${chat.id === open ? "true" : "false"} onClick=${() => { openId.set(chat.id); close(); }}>${chat.title || "New chat"}</button>
       <button type="button" class="tool" disabled=${busy?.chatId === chat.id} onClick=${() => removeChat(chat.id)} aria-label=${`Delete the chat ${chat.title}`} title="Delete">${icons.close}</button>

@@ -48,7 +48,7 @@ export function SettingsDialog({ close, keyWanted }) {
           <input type="radio" name="theme" value=${value} checked=${theme === value} onChange=${() => { setTheme(value); applyTheme(value); }} /><span>${name}</span></label>`)}
       </div></fieldset>
       <div class="dialog-foot">
-        <button type="button" class="button quiet-button" onClick=${() => settings.set({ ...DEFAULTS, model: values.model, mode: values.mode })}>As at first</button>
+        <button type="button" class="button quiet-button" onClick=${() => settings.set({ ...DEFAULTS, model: values.model, mode: values.mode })}>Reset</button>
         <button type="submit" class="button">Done</button>
       </div>
     </form>

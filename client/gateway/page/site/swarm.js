@@ -50,7 +50,7 @@ function note(before, now) {
   const happened = [];
   for (const [id, peer] of now) {
     const known = before.get(id);
-    if (!known) happened.push({ id, kind: "joined", name: peer.name, text: `joined${spansText(peer)}` });
+    if (!known) happened.push({ id, kind: "joined", name: peer.name, text: `joined${spansText(peer) && ` with${spansText(peer)}`}` });
     else if (String(known.spans) !== String(peer.spans)) happened.push({ id, kind: "moved", name: peer.name, text: `now holds${spansText(peer) || " no layers"}` });
     else if (known.answers !== peer.answers) happened.push({ id, kind: peer.answers ? "joined" : "left", name: peer.name, text: peer.answers ? "answers again" : "does not answer" });
   }
