@@ -46,6 +46,7 @@ LARGE_FOR_A_REASON = {
     " `RankedCache` stands in for all of it",
     "Acceptor": "who proves itself and who is linked share one limiter and one table of guests",
     "Link": "one end over all its connections: suspending, resuming and closing exclude each other",
+    "AsyncSwarm": "what a user may ask of a swarm, each by its name",
     "Links": "dialled, accepted and spare links to one peer take each other's place",
 }
 """Classes with more attributes or methods than that, and why each is one: none is added without a reason."""

@@ -4,13 +4,15 @@ import logging
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from molink.client.api.assembler import assemble
 from molink.client.api.generation import TextPiece
+from molink.client.api.overview import SwarmOverview
+from molink.client.api.running_sessions import RunningSessions
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
@@ -65,6 +67,8 @@ class OpenedSwarm:
     circuit_builder: CircuitBuilder
     text: TextWork
     tokenizer: Tokenizer
+    running: RunningSessions
+    overview: SwarmOverview
 
     @property
     def spec(self) -> ModelSpec:
@@ -103,7 +107,11 @@ class OpenedSwarm:
     def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
         """Makes a session that has not begun."""
         asked = SessionRequest(
-            ids, params, trace, self.options.activation_codec, self.options.partners == "auto"
+            ids,
+            params,
+            trace or self.running.are_timed,
+            self.options.activation_codec,
+            self.options.partners == "auto",
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
@@ -123,7 +131,7 @@ class OpenedSwarm:
             )
         return ToolCallStream(form, types_of(tools))
 
-    def pieces(
+    async def pieces(
         self,
         session: ClientSession,
         params: SamplingParams,
@@ -131,7 +139,10 @@ class OpenedSwarm:
         calls: ToolCallStream | None = None,
     ) -> AsyncGenerator[TextPiece, None]:
         """Yields the session's text as it grows, and the calls that are found in it."""
-        return assemble(session, self.tokenizer, params, timeout_s, calls)
+        with self.running.following(session):
+            async with aclosing(assemble(session, self.tokenizer, params, timeout_s, calls)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -183,7 +194,9 @@ async def open_swarm(
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
-    return OpenedSwarm(options, connection, access, builder, text, tokenizer)
+    running = RunningSessions()
+    overview = SwarmOverview(access.spec, connection.snapshot, running)
+    return OpenedSwarm(options, connection, access, builder, text, tokenizer, running, overview)
 
 
 async def _open_tokenizer(

@@ -9,7 +9,6 @@ from typing import Any, Self, Unpack
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.opened_swarm import Messages, OpenedSwarm, Prompt, SwarmOptions, Tools, open_swarm
-from molink.client.api.overview import overview
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
@@ -254,9 +253,16 @@ class AsyncSwarm:
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
-        """Peers, spans, links and whether a circuit can be formed now; JSON-ready."""
-        opened = self._open()
-        return overview(opened.connection.snapshot(), opened.spec)
+        """Peers, spans, links, circuits in use and whether one can be formed now; JSON-ready."""
+        return await self._open().overview.describe()
+
+    def circuits(self) -> list[dict[str, object]]:
+        """The circuits of generations that run or have just ended, with their times; JSON-ready."""
+        return self._open().running.describe()
+
+    def time_hops(self, *, wanted: bool) -> None:
+        """Has hops say what each step took, from the next generation on, for `circuits` to tell."""
+        self._open().running.are_timed = wanted
 
     def _open(self) -> OpenedSwarm:
         if self._opened is None:

@@ -1,6 +1,6 @@
 """The gateway's application: routes of the HTTP APIs, and what is around all of them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,8 @@ from molink.client.gateway.error_handlers import MESSAGES, on_error
 from molink.client.gateway.generating import Gateway, ServingSwarm
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
+from molink.client.gateway.page.routes import add_page
+from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
 
@@ -38,6 +40,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     waiting_s: float = WAITING_S,
     make_room: Callable[[], None] = lambda: None,
+    invites: Sequence[str] = (),
 ) -> FastAPI:
     """The application; its `state.gateway` is told when to stop.
 
@@ -47,11 +50,13 @@ def create_app(
         allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
         waiting_s: longest wait of a request for its turn.
         make_room: called now and then while one waits.
+        invites: addresses of peers that the page shows to everybody who may join.
     """
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
-    gateway = app.state.gateway = Gateway(swarm, metrics, slots)
+    feed = SwarmFeed(swarm, invites)
+    gateway = app.state.gateway = Gateway(swarm, metrics, slots, feed)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=WITH_BODIES)
     for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
@@ -59,7 +64,8 @@ def create_app(
     _add_openai(app, gateway)
     _add_anthropic(app, gateway)
     _add_tokens(app, gateway)
-    _add_probes(app, gateway, swarm, metrics)
+    _add_probes(app, gateway, metrics)
+    add_page(app, feed)
     return app
 
 
@@ -108,7 +114,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
         return gateway.detokenize(body)
 
 
-def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Metrics) -> None:
+def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:
     @app.get("/healthz")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -121,7 +127,3 @@ def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Me
     @app.get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
-
-    @app.get("/v1/swarm")
-    async def swarm_state() -> dict[str, Any]:
-        return await swarm.snapshot()

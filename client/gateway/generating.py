@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
-from molink.client.gateway.apis.answer import WAITING, Answer, ServerSentEvent
+from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
 from molink.client.gateway.apis.message_answers import MessageAnswer
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
@@ -22,6 +22,7 @@ from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
 from molink.client.gateway.metrics import Metrics
+from molink.client.gateway.page.swarm_feed import SwarmFeed, WatchedSwarm
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
@@ -41,7 +42,7 @@ SHARED_PROMPT_BYTES: Final = 512
 """Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
 
 
-class ServingSwarm(Protocol):
+class ServingSwarm(WatchedSwarm, Protocol):
     """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
 
     @property
@@ -80,14 +81,13 @@ class ServingSwarm(Protocol):
 
     def detokenize(self, token_ids: Sequence[int]) -> str: ...
 
-    async def snapshot(self) -> dict[str, Any]: ...
-
 
 class Gateway:
     """The routes' work, and what of it is under way."""
 
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots) -> None:
+    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed) -> None:
         self._swarm = swarm
+        self._feed = feed
         self._metrics = metrics
         self._slots = slots
         self._since = int(time.time())
@@ -96,6 +96,7 @@ class Gateway:
     def stop(self) -> None:
         """Begins nothing more. What runs goes on; what waits for its turn is refused."""
         self._slots.stop()
+        self._feed.stop()
 
     def end(self) -> None:
         """Ends what runs: each answer says that the gateway stops."""
@@ -289,7 +290,7 @@ class Gateway:
         first: tuple[int, TextPiece] | None,
         answer: Answer,
         count: int,
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    ) -> AsyncGenerator[bytes, None]:
         """The events of a stream. A failure is its last one."""
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
@@ -298,20 +299,20 @@ class Gateway:
             try:
                 while len(generations) < count:
                     if item is None:
-                        yield WAITING
+                        yield WAITING.encoded()
                     else:
                         choice, piece = item
                         opening = [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
                         for event in (*opening, *answer.chunks(choice, piece)):
-                            yield event
+                            yield event.encoded()
                         self._note(generations, choice, piece)
                     item = await anext(items, None)
                 for event in answer.closing([generations[choice] for choice in range(count)]):
-                    yield event
+                    yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 for event in answer.failed(failure_of(error)):
-                    yield event
+                    yield event.encoded()
             finally:
                 await items.aclose()
 

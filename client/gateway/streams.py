@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from molink.client.api.generation import TextPiece
-from molink.client.gateway.apis.answer import ServerSentEvent
 
 QUEUED_PIECES: Final = 64
 T = TypeVar("T")
@@ -117,11 +116,12 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events out of an async generator, which is closed however the response ends."""
+    """Server-sent events, as they go over the wire, out of an async generator, which is closed however the response
+    ends."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[ServerSentEvent, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -134,9 +134,9 @@ class EventStream(Response):
             except (ClientGone, OSError):
                 return
 
-    async def _send_all(self, events: AsyncIterator[ServerSentEvent], send: Send) -> None:
+    async def _send_all(self, events: AsyncIterator[bytes], send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in events:
             # A client that does not read is the connection's to end: this then meets a client that is gone.
-            await send({"type": "http.response.body", "body": event.encoded(), "more_body": True})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -15,6 +17,8 @@ import pytest
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
+from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 from molink.simnet.core.traces import TraceRequest
@@ -177,6 +181,34 @@ async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
     world.run()
     assert world.accounts.ended
     assert all(one.outcome is SessionOutcome.COMPLETED for one in world.accounts.ended)
+
+
+async def test_the_circuit_of_a_running_generation_is_shown_with_its_times_and_none_of_its_text(
+    wide_client: AsyncSwarm,
+) -> None:
+    wide_client.time_hops(wanted=True)
+    REQUEST_TAG.set("mine")
+    before = {peer["peer_id"]: peer["tokens_served"] for peer in (await wide_client.snapshot())["peers"]}
+    seen: list[dict[str, Any]] = []
+    async with aclosing(
+        wide_client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    ) as pieces:
+        async for _ in pieces:
+            seen += [one for one in wide_client.circuits() if one["tag"] == "mine"]
+    (ended,) = [one for one in wide_client.circuits() if one["tag"] == "mine"]
+    wide_client.time_hops(wanted=False)
+
+    assert {one["phase"] for one in seen} == {"decode"}
+    assert [one["tokens"] for one in seen] == sorted(one["tokens"] for one in seen)
+    assert (ended["phase"], ended["tokens"], ended["losses"]) == ("ended", NEW_TOKENS, 0)
+    assert (ended["hops"][0]["start"], ended["hops"][-1]["stop"]) == (0, 12)
+    assert ended["ttft_ms"] > 0
+    assert ended["tpot_ms"] > 0
+    assert all(hop["compute_ms"] > 0 and hop["first_compute_ms"] > 0 for hop in ended["hops"])
+    assert "ROMEO" not in str(seen)
+    after = {peer["peer_id"]: peer["tokens_served"] for peer in (await wide_client.snapshot())["peers"]}
+    for hop in ended["hops"]:
+        assert after[hop["peer_id"]] >= before[hop["peer_id"]] + NEW_TOKENS
 
 
 async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from molink.client.api.generation import (
     TextPiece,
     TokenLogprob,
 )
+from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.gateway.app import create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.server import Server, server_config
@@ -82,12 +83,23 @@ class FakeSwarm:
     tools: list[tuple[Mapping[str, Any], ...]] = field(default_factory=list)
     """Of each chat."""
     template_variables: list[dict[str, Any]] = field(default_factory=list)
+    running: list[dict[str, Any]] = field(default_factory=list)
+    """What it says of the circuits in use."""
+    tags: list[str] = field(default_factory=list)
+    """Of the requests that generations were begun for."""
+    times_hops: bool = False
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model,)
 
     async def snapshot(self) -> dict[str, Any]:
         return self.state
+
+    def circuits(self) -> list[dict[str, Any]]:
+        return self.running
+
+    def time_hops(self, *, wanted: bool) -> None:
+        self.times_hops = wanted
 
     def stream_events(
         self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
@@ -134,6 +146,7 @@ class FakeSwarm:
     ) -> AsyncIterator[TextPiece]:
         assert timeout_s > 0
         self.calls.append((asked, params))
+        self.tags.append(REQUEST_TAG.get())
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -222,10 +235,11 @@ def gateway(
     max_requests: int = 64,
     waiting_s: float = 0.1,
     connections: Connections | None = None,
+    invites: Sequence[str] = (),
 ) -> Iterator[str]:
     """The URL of a gateway that serves `swarm`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(swarm, max_requests=max_requests, waiting_s=waiting_s)
+        app = create_app(swarm, max_requests=max_requests, waiting_s=waiting_s, invites=invites)
         known = connections or Connections()
         server = _Announcing(server_config(app, known), app, known)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
