@@ -18,7 +18,7 @@ from molink.dht.identity.dialable import host_of
 from molink.dht.records.records import PeerFacts, PeerView, RelayAt
 from molink.peer.reach.asking import Doorstep, ask_relay, is_hard_nat
 from molink.peer.reach.moving import HolePuncher, PunchingHandler
-from molink.peer.reach.reach_sentences import reach_sentence
+from molink.peer.reach.reach_sentences import RelaysAsked, reach_sentence
 from molink.peer.reach.reachability import (
     MOST_ASKED,
     Finding,
@@ -38,7 +38,7 @@ from molink.peer.wire.link.dialled_connection import way_of
 from molink.peer.wire.link.inbound import descriptor_limit
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
-from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.reach.relay_client import OPEN_TIMEOUT_S, RelayUser
 from molink.shards.address_ranges import ALL_INTERFACES
 
 LOOK_EVERY_S = 1800.0
@@ -150,9 +150,8 @@ class Reach:
     def sentence(self, facts: PeerFacts) -> str | None:
         """For the owner: how others reach a peer that nobody can dial; None: it can be dialled."""
         settings = self._settings
-        return reach_sentence(
-            facts, settings.relay, settings.told, len(self.finding.near), mapped=settings.mapped
-        )
+        asked = RelaysAsked(self.finding.offered, len(self.finding.near), OPEN_TIMEOUT_S)
+        return reach_sentence(facts, settings.relay, settings.told, asked, mapped=settings.mapped)
 
     def _noted(self, facts: PeerFacts) -> PeerFacts:
         if facts.grpc_addresses or facts.relays:
@@ -243,7 +242,7 @@ class Reach:
             found = replace(found, reachable=self.finding.reachable, host=self.finding.host)
         elif settings.relay == "on":
             found = replace(found, reachable=Reachable.RELAYED)
-        self.finding = found
+        self.finding = found = replace(found, offered=len(relays))
         relayed = found.reachable is Reachable.RELAYED
         wanted = stays_for(self.stays.relays, found.near)
         if not relayed:

@@ -57,6 +57,8 @@ class Finding:
     """Where most of the relays that found this peer see it; empty: nobody said."""
     near: tuple[RelayAt, ...] = ()
     """Relays that answer, the nearest first."""
+    offered: int = 0
+    """Relays that were asked."""
 
 
 def candidates(
