@@ -26,6 +26,7 @@ from molink.peer.reach.reachability import (
     announced,
     candidates,
     contradicted,
+    is_out_of_reach,
     judge,
     relays_to_tell,
     stays_for,
@@ -70,6 +71,8 @@ class ReachSettings:
     """Whether the peer listens on this machine only."""
     announced_relay_port: int | None = None
     """As which others dial the relay's port; None: as it is on this machine."""
+    joined_at: tuple[str, ...] = ()
+    """Multiaddresses of the peers at which the owner has had it join."""
     mapped: str = ""
     """host:port where the router says that it passes the data plane on: no more than a claim; empty: nowhere."""
 
@@ -242,6 +245,8 @@ class Reach:
             found = replace(found, reachable=self.finding.reachable, host=self.finding.host)
         elif settings.relay == "on":
             found = replace(found, reachable=Reachable.RELAYED)
+        if asks and not outside and found.reachable is Reachable.UNKNOWN and self._is_out_of_reach(base):
+            found = replace(found, reachable=Reachable.RELAYED)
         self.finding = found = replace(found, offered=len(relays))
         relayed = found.reachable is Reachable.RELAYED
         wanted = stays_for(self.stays.relays, found.near)
@@ -254,6 +259,14 @@ class Reach:
         ladder = self._around.links.dialler.ladder
         ladder.call = None if self.relay is None else self.relay.call
         ladder.expect = None if self.relay is None or relayed else self.relay.expect
+
+    def _is_out_of_reach(self, base: PeerFacts) -> bool:
+        """Whether others dial none of this peer's addresses, although no relay could say so."""
+        others = [
+            view.facts for view in self._around.snapshot() if view.peer_id != self._user.identity.peer_id
+        ]
+        dialled = [address for facts in others for address in facts.grpc_addresses]
+        return is_out_of_reach(base.grpc_addresses, (*dialled, *self._settings.joined_at))
 
     def _offer(self) -> None:
         """Takes over what the line was measured to carry."""

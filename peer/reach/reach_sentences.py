@@ -53,7 +53,9 @@ def _unreached(relay: str, asked: RelaysAsked) -> str:
     others = "offer a relay (--offer-relay)"
     if asked.offered and not asked.answered:
         others = "offer a relay on a port that networks let out (--relay-port 443)"
-    remedy = "leave --relay out" if relay == "on" else "forward the port of --grpc-port to this machine"
+    remedy = "forward this machine's ports and say with --announce where"
+    if relay == "on":
+        remedy = "leave --relay out"
     return (
         f"{why}, and of relays {tried}: it asks again every half minute, and is ready once one does. Have a peer that "
         f"others can dial {others}, or {remedy}"
