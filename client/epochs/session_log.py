@@ -40,6 +40,8 @@ class SessionLog:
     """Of the latest loss, while no token has come since."""
     is_nameless: bool = False
     """Whether hops may have computed upon a copy: none of what they have gets a name."""
+    cached_tokens: int = 0
+    """Of the prompt: those that every hop of the first circuit held when it began."""
     prefill_s: float = 0.0
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import typer
 import uvicorn
 
-from molink.client.gateway.app import Gateway, ServingSwarm, create_app
+from molink.client.gateway.app import create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -25,6 +25,7 @@ from molink.client.gateway.connections import (
     Connections,
     GatewayConnection,
 )
+from molink.client.gateway.generating import Gateway, ServingSwarm
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""

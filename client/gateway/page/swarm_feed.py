@@ -1,12 +1,12 @@
 """Feed of the swarm's state: one look for all who listen, changes to each, and nobody waits for who reads slowly."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Protocol
 
 from molink.client.errors import SwarmError
+from molink.client.gateway.apis.answer import ServerSentEvent
 from molink.client.gateway.page.swarm_state import Json, changes, page_state
 from molink.client.gateway.shares import LOCAL
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping
@@ -92,7 +92,7 @@ class SwarmFeed:
             self._swarm.time_hops(wanted=True)
             async with self._looking:
                 await self._look()
-                first = event("state", self._state or {})
+                first = ServerSentEvent(self._state or {}, "state").encoded()
                 while not waiting.empty():  # changes that the state has in it
                     waiting.get_nowait()
             if self._stopping:
@@ -136,7 +136,7 @@ class SwarmFeed:
         changed = {} if before is None else changes(before, self._state)
         if not changed:
             return
-        told = event("change", changed)
+        told = ServerSentEvent(changed, "change").encoded()
         for waiting in self._listeners:
             if waiting.full():
                 _end(waiting)
@@ -152,11 +152,6 @@ class SwarmFeed:
         self._snapshot = await self._swarm.snapshot()
         self._looked_s = clock()
         self._look_took_s = self._looked_s - began_s
-
-
-def event(name: str, data: Json) -> bytes:
-    """One server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 async def _next(waiting: "asyncio.Queue[bytes | None]") -> bytes | None:

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -116,6 +117,46 @@ async def test_a_chat_streams_what_it_answers_at_once(
     assert whole.choices[0].message.content == expected_text(references, prompt, NEW_TOKENS)
     assert "".join(pieces) == whole.choices[0].message.content
     assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_all_chat_apis_have_the_same_answer_and_a_prompt_asked_again_is_not_computed(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    ids = references.chat_ids(bundled_folder(), MESSAGES)
+    text = expected_text(references, ids, NEW_TOKENS)
+    response = await client.responses.create(
+        model=BUNDLED, input=MESSAGES[0]["content"], max_output_tokens=NEW_TOKENS, temperature=0
+    )
+    assert response.output_text == text
+    async with anthropic.AsyncAnthropic(
+        base_url=str(client.base_url).removesuffix("/v1/"),
+        api_key="any",
+        max_retries=0,
+        timeout=STARTED_WITHIN_S,
+    ) as other:
+        counted = await other.messages.count_tokens(model=BUNDLED, messages=MESSAGES)  # type: ignore[arg-type]
+        assert counted.input_tokens == len(ids)
+        async with other.messages.stream(
+            model=BUNDLED,
+            messages=MESSAGES,  # type: ignore[arg-type]
+            max_tokens=NEW_TOKENS,
+            extra_body={"temperature": 0},
+        ) as stream:
+            message = await stream.get_final_message()
+    assert "".join(block.text for block in message.content if block.type == "text") == text
+    cached = message.usage.cache_read_input_tokens or 0
+    assert 0 < cached < len(ids)
+    assert cached % 16 == 0
+    assert message.usage.input_tokens + cached == len(ids)
+
+
+async def test_tools_are_refused_where_the_template_has_no_place_for_them(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat template has no place"):
+        await client.chat.completions.create(
+            model=BUNDLED,
+            messages=MESSAGES,
+            tools=[{"type": "function", "function": {"name": "weather"}}],
+        )
 
 
 async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.AsyncOpenAI) -> None:

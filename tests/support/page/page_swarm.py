@@ -12,6 +12,7 @@ from support.swarms.fake_swarm import MODEL, SPEC, FakeSwarm
 
 from molink.client.api.generation import TextPiece
 from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.text.tool_calls import ToolCallStream
 from molink.shards.spec import SamplingParams
 
 LAYERS = 32
@@ -158,7 +159,7 @@ class PageSwarm(FakeSwarm):
         return copy.deepcopy(self.running)
 
     async def _pieces(
-        self, asked: object, params: SamplingParams, timeout_s: float
+        self, asked: object, params: SamplingParams, timeout_s: float, calls: ToolCallStream | None = None
     ) -> AsyncIterator[TextPiece]:
         self.prompts.append(asked)
         hops = (self.state["planned"] or {"hops": []})["hops"]
@@ -166,7 +167,7 @@ class PageSwarm(FakeSwarm):
         self.running = [*self.running, own]
         try:
             await asyncio.sleep(self.pace_s)
-            async for piece in FakeSwarm._pieces(self, asked, params, timeout_s):  # noqa: SLF001 - its own base
+            async for piece in FakeSwarm._pieces(self, asked, params, timeout_s, calls):  # noqa: SLF001 - its own base
                 own["tokens"] += 1
                 own["phase"] = "decode"
                 yield piece
