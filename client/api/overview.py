@@ -37,12 +37,17 @@ class SwarmOverview:
     """Overview of a swarm for one model, which plans seldom however often it is asked."""
 
     def __init__(
-        self, spec: ModelSpec, views: Callable[[], Sequence[PeerView]], sessions: RunningSessions
+        self,
+        spec: ModelSpec,
+        views: Callable[[], Sequence[PeerView]],
+        sessions: RunningSessions,
+        left_out: Callable[[Sequence[PeerView]], frozenset[str]] = lambda _: frozenset(),
     ) -> None:
-        """`views` has the verified view of the swarm."""
+        """`views` has the verified view of the swarm, and `left_out` whom circuits go without, since they failed."""
         self._spec = spec
         self._views = views
         self._sessions = sessions
+        self._left_out = left_out
         self._planning = asyncio.Lock()
         self._planned = PlannedCircuit()
         self._planned_of: frozenset[tuple[object, ...]] | None = None
@@ -53,7 +58,7 @@ class SwarmOverview:
         """Describes peers without their addresses, links, circuits in use, and what a generation would get now."""
         views = self._views()
         planned = await self._newest_planned(views)
-        described = describe_swarm(views)
+        described, left_out = describe_swarm(views), self._left_out(views)
         return described | {
             "ready": not planned.reason,
             "reason": planned.reason,
@@ -67,7 +72,9 @@ class SwarmOverview:
                 for view in views
                 for link in view.facts.links
             ],
-            "peers": [self._public(peer) for peer in described["peers"]],
+            "peers": [
+                self._public(peer) | {"left_out": peer["peer_id"] in left_out} for peer in described["peers"]
+            ],
         }
 
     def _public(self, peer: Mapping[str, Any]) -> dict[str, Any]:

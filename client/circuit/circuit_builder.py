@@ -207,7 +207,7 @@ class CircuitBuilder:
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
         """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
-        self._require_sendable(asked.descriptor)
+        _require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
                 return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
@@ -243,10 +243,15 @@ class CircuitBuilder:
         else:
             await self.connection.refresh_soon(wait_s)
 
+    def left_out(self, views: Sequence[PeerView]) -> frozenset[str]:
+        """Returns those of these peers that circuits go without for a while, since they failed."""
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        return avoided
+
     def _probe_others(self) -> None:
         """Tries peers of the model that have not answered yet and are not left out, in any order."""
         views = self.connection.snapshot(self.spec.model_hash)
-        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        avoided = self.left_out(views)
         untried = [view for view in views if view.peer_id not in avoided]
         self.connection.probes.probe_peers(random.sample(untried, len(untried)), self._unreachable)
 
@@ -289,8 +294,7 @@ class CircuitBuilder:
     async def can_do_without(self, peer_id: str, template: pb.SessionDescriptor) -> bool:
         """Whether a circuit could be planned without that peer, and those that are left out anyway."""
         views = self.connection.snapshot(self.spec.model_hash)
-        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
-        return await self._proven_route(views, template, avoided | {peer_id}) is not None
+        return await self._proven_route(views, template, self.left_out(views) | {peer_id}) is not None
 
     async def _proven_route(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
@@ -307,13 +311,6 @@ class CircuitBuilder:
         names = ", ".join(sorted(map(_identity, others)))
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
-
-    def _require_sendable(self, descriptor: pb.SessionDescriptor) -> None:
-        if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
-            raise InvalidRequest(
-                f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
-                f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
-            )
 
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
@@ -355,6 +352,14 @@ class CircuitBuilder:
         if seconds:
             reason = refused.detail or refusal.code
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
+
+
+def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
+    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
+            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+        )
 
 
 def _patience_s(peers: Mapping[str, PeerView]) -> float:

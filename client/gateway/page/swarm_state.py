@@ -17,6 +17,7 @@ SHOWN_OF_A_PEER: Final = (
     "queued",
     "draining",
     "answers",
+    "left_out",
     "keeps_copies",
     "tokens_served",
     "layer_ms",

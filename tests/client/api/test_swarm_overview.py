@@ -78,6 +78,15 @@ async def test_a_hundred_questions_at_once_plan_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.anyio
+async def test_who_failed_a_circuit_is_said_to_be_left_out() -> None:
+    views = [volunteer("a", (0, 8)), volunteer("b", (0, 8))]
+    found = await SwarmOverview(
+        MODEL, lambda: views, RunningSessions(), lambda _: frozenset({"b"})
+    ).describe()
+    assert [(peer["peer_id"], peer["left_out"]) for peer in found["peers"]] == [("a", False), ("b", True)]
+
+
+@pytest.mark.anyio
 async def test_the_part_that_peers_had_is_counted_for_each() -> None:
     sessions = RunningSessions()
     sessions.tokens_served.update({"a": 7})

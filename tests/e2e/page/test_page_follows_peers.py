@@ -22,7 +22,7 @@ TOKENS = 500
 async def swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
     """Each half of the bundled model on two peers."""
     async with ForkedSwarm() as made:
-        await made.join("front-one", "--model", BUNDLED, "--layers", "0:6")
+        await made.join("front-one", "--model", BUNDLED, "--layers", "0:6", "--region", "DE")
         await asyncio.gather(
             *(
                 made.join(name, "--model", BUNDLED, "--layers", layers)
@@ -82,7 +82,7 @@ async def test_a_killed_peer_leaves_the_picture_and_the_text_goes_on(page: Page,
     await expect(page.locator(".hops")).not_to_contain_text(victim.name)
     await expect(page.locator(".happenings .left")).to_contain_text(victim.name)
     await page.wait_for_function(
-        "(gone) => !molinkPicture().shown.has(gone) || molinkPicture().state.peers.get(gone)?.answers === false",
+        "(gone) => molinkPicture().state.peers.get(gone)?.left_out ?? !molinkPicture().shown.has(gone)",
         arg=victim.peer_id,
     )
 
@@ -95,5 +95,8 @@ async def test_every_hop_is_timed_and_what_peers_served_is_counted(page: Page) -
     circuit = await own_circuit(page)
     if circuit is not None:  # it is shown for a few seconds after its end
         assert all(hop["compute_ms"] > 0 for hop in circuit["hops"])
+    await page.get_by_role("button", name="front-one").click()
+    await expect(page.locator(".caption")).to_contain_text("front-one DE")
+    await expect(page.get_by_role("radio", name="Map")).to_be_attached()
     served = await page.locator(".peer-tokens").all_text_contents()
     assert sum(int(one) > 0 for one in served) == 2

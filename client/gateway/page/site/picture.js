@@ -212,12 +212,12 @@ export class Picture {
     const { colours } = this;
     const radius = this.radius * (this.calm.matches ? 1 : Math.min(1, 0.3 + (now - place.born) / EASE_MS));
     const chosen = id === this.hovered || id === this.selected;
-    context.globalAlpha = peer.answers === false || peer.draining ? 0.45 : 1;
+    context.globalAlpha = peer.answers === false || peer.left_out || peer.draining ? 0.4 : 1;
     context.beginPath();
     context.arc(place.x, place.y, radius + 3.5, 0, FULL);
     context.fillStyle = chosen ? colours.accentSoft : colours.sunk;
     context.fill();
-    ring(context, place, radius, [0, 1], colours.line, Math.max(1.5, radius * 0.3));
+    ring(context, place, radius, [0, 1], peer.left_out || peer.answers === false ? colours.gap : colours.line, Math.max(1.5, radius * 0.3));
     const held = on && !on.isPlanned ? colours.soft : colours.quiet;
     const isOfModel = !peer.model || peer.model === this.state.model; // a ring is one model's layers
     for (const span of (isOfModel && peer.spans) || []) ring(context, place, radius, this.turns(span), held, Math.max(1.5, radius * 0.3));

@@ -161,7 +161,7 @@ function Peers({ state }) {
       <button type="button" class="peer" aria-pressed=${chosen === id ? "true" : "false"} onClick=${() => selected.set(chosen === id ? "" : id)}>
         <span class="peer-share" aria-hidden="true" style=${{ width: `${((peer.tokens_served ?? 0) / most) * 100}%` }}></span>
         <span class="peer-name">${shortName(peer, id)}</span>
-        <span class="peer-layers quiet">${spansText(peer).trim() || "no layers"}${peer.answers === false ? ", silent" : peer.draining ? ", leaving" : ""}</span>
+        <span class="peer-layers quiet">${spansText(peer).trim() || "no layers"}${peer.answers === false ? ", silent" : peer.left_out ? ", failed" : peer.draining ? ", leaving" : ""}</span>
         <span class="peer-tokens">${count(peer.tokens_served ?? 0)}</span>
       </button></li>`)}</ol>
     ${ordered.length > LISTED && html`<button type="button" class="more" onClick=${() => setAll(!all)}>${all ? "Fewer" : `All ${ordered.length}`}</button>`}

@@ -52,6 +52,7 @@ function note(before, now) {
     const known = before.get(id);
     if (!known) happened.push({ id, kind: "joined", name: peer.name, text: `joined${spansText(peer) && ` with${spansText(peer)}`}` });
     else if (String(known.spans) !== String(peer.spans)) happened.push({ id, kind: "moved", name: peer.name, text: `now holds${spansText(peer) || " no layers"}` });
+    else if (!known.left_out && peer.left_out) happened.push({ id, kind: "left", name: peer.name, text: "failed a circuit" });
     else if (known.answers !== peer.answers) happened.push({ id, kind: peer.answers ? "joined" : "left", name: peer.name, text: peer.answers ? "answers again" : "does not answer" });
   }
   for (const [id, peer] of before) if (!now.has(id)) happened.push({ id, kind: "left", name: peer.name, text: "left" });
