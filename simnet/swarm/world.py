@@ -116,10 +116,11 @@ class SwarmWorld:
         self.accounts.check()
         self.moves.check()
         for member in self.members.values():
-            if member.alive and (member.decoding or member.prefilling or member.copies or member.book.leases):
+            book, copies = member.book, len(member.copies) + len(member.book.copies)
+            if member.alive and (member.decoding or member.prefilling or copies or book.leases):
                 raise NotConserved(
-                    f"{member.peer_id} has {len(member.book.leases)} leases, {len(member.decoding)} sessions "
-                    f"and {len(member.copies)} copies when all have ended"
+                    f"{member.peer_id} has {len(book.leases)} leases, {len(member.decoding)} sessions "
+                    f"and {copies} copies when all have ended"
                 )
 
     def _gateway(self, gateway_id: str) -> SimulatedGateway:

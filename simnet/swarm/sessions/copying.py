@@ -10,10 +10,11 @@ weights. What a partner computes of it comes no faster than half of all its time
 import math
 from dataclasses import dataclass
 
+from molink.peer.memory.leases import LeaseKey
 from molink.routing import PartnerChoice
 from molink.routing.routes.copy_forms import WORK_SHARE, CopyCost
 from molink.routing.routes.partners import copy_bytes_per_s
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import ModelSpec, Span
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
 from molink.simnet.swarm.sessions.step_cost import COST
@@ -28,6 +29,9 @@ class KvCopy:
     """The hop's number."""
     source: str
     partner: str
+    key: LeaseKey
+    """Under which the partner keeps it."""
+    span: Span
     tpot_ms: float
     """Of the circuit with the partner in the hop's place, as predicted."""
     kv_bytes: int
@@ -46,9 +50,11 @@ class KvCopy:
         """Nothing is copied yet. None: the choice is nobody."""
         if choice.peer_id is None or choice.tpot_ms is None or choice.cost is None:
             return None
-        kv_bytes = model.kv_bytes(one.hops[at].span, one.demand.tokens)
-        source = one.hops[at].peer_id
-        return cls(one, at, source, choice.peer_id, choice.tpot_ms, kv_bytes, choice.cost)
+        hop = one.hops[at]
+        kv_bytes = model.kv_bytes(hop.span, one.demand.tokens)
+        return cls(
+            one, at, hop.peer_id, choice.peer_id, one.key, hop.span, choice.tpot_ms, kv_bytes, choice.cost
+        )
 
     @property
     def line_bytes(self) -> int:
