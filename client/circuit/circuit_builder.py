@@ -204,7 +204,7 @@ class CircuitBuilder:
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
         """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
-        self._require_sendable(asked.descriptor)
+        _require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
                 return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
@@ -317,13 +317,6 @@ class CircuitBuilder:
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
-    def _require_sendable(self, descriptor: pb.SessionDescriptor) -> None:
-        if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
-            raise InvalidRequest(
-                f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
-                f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
-            )
-
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
         self._route_selector.begin_session(asked.descriptor)
@@ -355,7 +348,7 @@ class CircuitBuilder:
             )
             self._follow(verdict, peers, refused.detail)
             return
-        if refusal.code not in ("slow", "lost"):
+        if not refusal.is_gone:
             self.connection.probes.record_answer(refused.peer_id)
         if refusal.code == "lost":
             self._route_selector.record_loss(refused.peer_id)
@@ -369,6 +362,14 @@ class CircuitBuilder:
 def _patience_s(peers: Mapping[str, PeerView]) -> float:
     """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
+
+
+def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
+    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
+            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+        )
 
 
 def _short(problem: SwarmError) -> str:

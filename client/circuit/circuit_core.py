@@ -249,7 +249,7 @@ class CircuitCore:
         forming, released, refusal = self._forming, Release(self.epoch), refused.refusal
         if forming.seizes and refused.standby and refusal.is_gone:
             loss = Lost(peer_id=refused.peer_id, standby=refused.standby)
-            if self._has_standby(loss) and now_s < forming.deadline_s:
+            if _has_standby(self.peer_ids, loss) and now_s < forming.deadline_s:
                 return (self._seize(loss, forming.deadline_s),)
         if refusal.code == "request":
             if forming.invalid:
@@ -289,13 +289,9 @@ class CircuitCore:
         if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
             return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
         deadline_s = now_s + max(0.0, RECOVERY_S - loss.unheard_s)
-        if loss.stays or self._has_standby(loss):
+        if loss.stays or _has_standby(self.peer_ids, loss):
             return (self._seize(loss, deadline_s),)
         return (Release(self.epoch), *self._plan_until(deadline_s))
-
-    def _has_standby(self, loss: Lost) -> bool:
-        """Whether somebody who is on no place of the circuit has a copy of what the lost hop held."""
-        return bool(loss.standby) and loss.peer_id in self.peer_ids and loss.standby not in self.peer_ids
 
     def _seize(self, loss: Lost, deadline_s: float) -> Seize:
         """Where it is refused for another reason than a further loss, another circuit is planned."""
@@ -332,3 +328,8 @@ class CircuitCore:
         holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
         self.phase = CircuitPhase.ENDED
         return (Release(self.epoch),) if holds else ()
+
+
+def _has_standby(peer_ids: tuple[str, ...], loss: Lost) -> bool:
+    """Whether somebody who is on no place of the circuit has a copy of what the lost hop held."""
+    return bool(loss.standby) and loss.peer_id in peer_ids and loss.standby not in peer_ids

@@ -87,12 +87,12 @@ def choose_partners(
 ) -> tuple[PartnerChoice, ...]:
     """A partner for each hop of the route, or for those of the numbers `hops`, in their order.
 
-    A partner holds the whole span, has room for the KV cache of `demand`, is not on the circuit nor in `avoid`, does not
-    drain, and is the partner of one hop only; a hop whose peer drains gets one as any other does. As many hops as
-    possible get one; as few as possible of these one at the address of the hop's own peer, since what takes a home from
-    the network takes both; and of all such choices it is the one after whose switches, each by itself, the circuits'
-    TPOTs are least in sum, by the router's own terms. Costs are those of the snapshot, which may have counted the
-    session on its own circuit already: that adds the same to all. Links that nobody measured are guessed from what
+    A partner holds the whole span, has room for the KV cache of `demand`, is not on the circuit nor in `avoid`, does
+    not drain, and is the partner of one hop only; a hop whose peer drains gets one as any other does. As many hops as
+    possible get one; as few as possible of these one at the address of the hop's own peer, since what takes a home
+    from the network takes both; and of all such choices it is the one after whose switches, each by itself, the
+    circuits' TPOTs are least in sum, by the router's own terms. Costs are those of the snapshot, which may have counted
+    the session on its own circuit already: that adds the same to all. Links that nobody measured are guessed from what
     these peers measured.
 
     Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or

@@ -36,7 +36,7 @@ class CircuitForming:
         self,
         context: SessionContext,
         rng: Generator,
-        partnering: Partnering | None,
+        partnering: Partnering,
         *,
         formed: Callable[[SimulatedGeneration], None],
         given_back: Callable[[SimulatedGeneration], None],
@@ -57,7 +57,7 @@ class CircuitForming:
                     self._plan(one)
                 case core.Reserve():
                     self._reserve(one)
-                case core.Seize(_, _, peer_id) if self._partnering is not None:
+                case core.Seize(_, _, peer_id):
                     self._partnering.seize(one, peer_id)
                     self._reserve(one)
                 case core.Release():
@@ -146,7 +146,7 @@ class CircuitForming:
         self._context.accounts.refuse(no.refusal.code)
         one.gateway.refused(no.member.volunteer.facts, self._context.now_s, no.refusal, no.detail)
         peer_id, standby = no.member.peer_id, ""
-        if self._partnering is not None and no.refusal.is_gone:
+        if no.refusal.is_gone:
             standby = self._partnering.substitute(one, peer_id)
         if standby:
             one.kept.keep(one.leased)  # it goes on in the next epoch, if it is seized once more

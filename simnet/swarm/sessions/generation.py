@@ -65,7 +65,6 @@ class SimulatedGeneration:
     hops: tuple[SimulatedHop, ...] = ()
     computed: int = 0
     """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
-    stalled_s: float = 0.0
     record: SessionRecord = field(default_factory=SessionRecord)
     progress: DecodeProgress = field(init=False)
 
@@ -109,7 +108,7 @@ class SimulatedGeneration:
         self.progress.tokens = float(int(self.progress.tokens))
         if self.phase is Phase.DECODE:
             self.computed = self.history
-        self.phase, self.stalled_s = Phase.STALLED, now_s
+        self.phase, self.record.stalled_s = Phase.STALLED, now_s
         self.record.lost_s = now_s if self.record.lost_s is None else self.record.lost_s
         self.turn += 1
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from molink.peer.memory.leases import Lease, Refused
-from molink.routing import PartnerChoice
+from molink.routing import PartnerChoice, Route
 from molink.routing.routes.partners import SEEK_AGAIN
 from molink.simnet.swarm.members.accounts import MINUTE_S
 from molink.simnet.swarm.members.member import Member
@@ -17,12 +17,17 @@ from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.copying import CopyScheduler, KvCopy
 from molink.simnet.swarm.sessions.generation import NOTICED_S, UNREACHABLE_S, Phase, SimulatedGeneration
 
+WHOLE_TOKENS = 2.0
+"""A copy that lacks no more is whole by the time that a session has gone over: the rest is on its way."""
+
 
 class Partnering:
     """The owner of all copies of a world."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, *, wanted: bool) -> None:
+        """Without `wanted` there are none but for hops whose peers leave."""
         self._context = context
+        self._wanted = wanted
         self._copying = CopyScheduler(context)
         self._copies: dict[int, dict[int, KvCopy]] = {}
         """By the session's number, by the hop's."""
@@ -59,7 +64,7 @@ class Partnering:
         """Hops without a partner get one, if there is any. While some have none one is sought again, ever more rarely:
         `looks` counts how often by now."""
         copies = self._copies.setdefault(one.number, {})
-        hops = [at for at in range(len(one.hops)) if at not in copies]
+        hops = [at for at in range(len(one.hops)) if at not in copies and self._wants(one, at)]
         if one.route is None or not hops:
             return
         taken = frozenset(copy.partner for copy in copies.values()) | self._refused.get(one.number, set())
@@ -68,13 +73,14 @@ class Partnering:
         for at, choice in zip(hops, choices, strict=True):
             found = self._asked(one, at, choice)
             if isinstance(found, str):
-                without.setdefault(at, found)
+                if self._wanted:
+                    without.setdefault(at, found)
                 continue
             without.pop(at, None)
             copies[at] = found
             if one.phase is Phase.DECODE:
                 self._copying.begin(found)
-        if without:
+        if without and self._wanted:
             self._seek_again(one, looks)
 
     def first_token(self, one: SimulatedGeneration) -> None:
@@ -106,11 +112,26 @@ class Partnering:
         self._context.members[copy.partner].copies.pop(one.number)
         if one.route is None:
             return
-        hops = list(one.route.hops)
-        hops[at] = replace(hops[at], peer_id=copy.partner)
-        route = replace(one.route, hops=tuple(hops), tpot_ms=copy.tpot_ms)
+        route = _with_standby(one.route, copy)
         one.planned(route, self._context.hops_of(route), min(one.computed, int(copy.lines)))
         self._seized[one.number] = one.turn, 1 + (count if before == one.turn - 1 else 0)
+
+    def hand_over(self, one: SimulatedGeneration, leaving: str) -> Route | None:
+        """The circuit to go over to from one whose hop is about to leave, once the hop's standby has all of it: until
+        then that gets it before all that can wait. None while it has not, or there is none."""
+        at = _hop_of(one, leaving)
+        if at not in self._copies.get(one.number, {}):
+            self.seek(one)
+        copy = self._copies.get(one.number, {}).get(at)
+        if copy is None or one.route is None or self._copying.hasten(copy) > WHOLE_TOKENS:
+            return None
+        return _with_standby(one.route, copy)
+
+    def gone_over(self, one: SimulatedGeneration) -> None:
+        """The session is on the circuit that `hand_over` gave."""
+        self._seized[one.number] = one.turn, 0
+        self.begin(one)
+        self.first_token(one)
 
     def renew(self, one: SimulatedGeneration) -> None:
         """Copies last as leases do, and say how far behind they are."""
@@ -128,6 +149,9 @@ class Partnering:
         for at in tuple(self._copies.get(one.number, {})):
             self._drop(one, at)
         self._copies.pop(one.number, None)
+
+    def _wants(self, one: SimulatedGeneration, at: int) -> bool:
+        return self._wanted or self._context.members[one.hops[at].peer_id].book.gate.is_closed
 
     def _count_without(self, one: SimulatedGeneration) -> None:
         """The circuit of the hops that had none is given up."""
@@ -154,7 +178,7 @@ class Partnering:
 
     def _asked(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> KvCopy | str:
         """The copy that a partner has granted, or why there is none."""
-        copy = KvCopy.of(one, at, choice, self._context.model)
+        copy = KvCopy.of(one, at, choice)
         if copy is None:
             return str(choice.reason)
         member = self._context.members[copy.partner]
@@ -218,17 +242,20 @@ class Partnering:
     def _sample(self) -> None:
         """What of the leased memory is copies', once a minute."""
         partners = self._context.accounts.partners
-        partners.leased_bytes += sum(
-            lease.kv_bytes
-            for member in self._context.members.values()
-            if member.alive
-            for lease in (*member.book.leases, *member.book.copies)
-        )
-        partners.copy_leased_bytes += sum(
-            copy.kv_bytes for copies in self._copies.values() for copy in copies.values()
-        )
+        books = [member.book for member in self._context.members.values() if member.alive]
+        copied_bytes = sum(book.copies.kv_bytes for book in books)
+        leased_bytes = sum(lease.kv_bytes for book in books for lease in book.leases)
+        partners.leased_bytes += leased_bytes + copied_bytes
+        partners.copy_leased_bytes += copied_bytes
         self._context.timeline.call(MINUTE_S, self._sample)
 
 
 def _hop_of(one: SimulatedGeneration, peer_id: str) -> int:
     return next(at for at, hop in enumerate(one.hops) if hop.peer_id == peer_id)
+
+
+def _with_standby(route: Route, copy: KvCopy) -> Route:
+    """The route with who keeps the copy in the hop's place."""
+    hops = list(route.hops)
+    hops[copy.at] = replace(hops[copy.at], peer_id=copy.partner, cold_spans=())
+    return replace(route, hops=tuple(hops), tpot_ms=copy.tpot_ms)
