@@ -155,6 +155,7 @@ class LayerLoader:
             library = await library_compiled_beside(user_folder())
             if library is not None:
                 await call(late.bind_library, library)
+                _log.info("decode steps go by the compiled library")
 
     def _fail(self, span: Span) -> None:
         self._leases.load_failed(span)

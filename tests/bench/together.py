@@ -1,10 +1,10 @@
 """Requests that come at once: `python tests/bench/together.py [--peers N] [--before PYTHONPATH]`.
 
 Peers that hold a model in even parts, by default one with a random Llama, each a process of its own on loopback, and a
-client that sends eight prompts of 32 tokens at the same moment. Prints tokens per second of all requests, from the first
-one's sending to the last one's last token, when each got its first token, and the mean time per further token. With
---before peers of other versions of the code, each found on such a PYTHONPATH, take turns with this one's, and the median
-ratio of a turn's times is told.
+client that sends eight prompts of 32 tokens at the same moment. Prints tokens per second of all requests, from the
+first one's sending to the last one's last token, when each got its first token, and the mean time per further token.
+With --before peers of other versions of the code, each found on such a PYTHONPATH, take turns with this one's, and the
+median ratio of a turn's times is told.
 """
 
 import argparse
