@@ -3,8 +3,8 @@
 Peers that hold a model in even parts, by default one with a random Llama, each a process of its own on loopback, and a
 client that sends eight prompts of 32 tokens at the same moment. Prints tokens per second of all requests, from the
 first one's sending to the last one's last token, when each got its first token, and the mean time per further token.
-With --before peers of other versions of the code, each found on such a PYTHONPATH, take turns with this one's, and the
-median ratio of a turn's times is told.
+With --before peers and clients of other versions of the code, each found on such a PYTHONPATH, take turns with this
+one's, and the median ratio of a turn's times is told.
 """
 
 import argparse
@@ -15,56 +15,64 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from bench.this_machine import processor
+from bench.together_client import Together
 from support.models.random_llama import Widths, write_random_llama
 
-from molink import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 from molink.shards.checkpoint import catalog
 
+TURN_WITHIN_S = 300.0
 SHAPES = {
     "small": Widths(hidden=512, inner=1408, layers=8, heads=8, key_heads=8),
     "1b": Widths(hidden=2048, inner=8192, layers=16, heads=32, key_heads=8),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """What came of requests that were sent at once."""
+class Client:
+    """A client's process, with the version of the code that its peers have."""
 
-    tokens_per_s: float
-    first_tokens_s: tuple[float, ...]
-    """Of each request, the earliest first."""
-    tpot_ms: float
-    """Mean over requests of the time per token after the first."""
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
 
+    @classmethod
+    async def started(cls, options: argparse.Namespace, folder: Path, local: LocalSwarm) -> Self:
+        """It enters the swarm that `local` has founded."""
+        asked = {
+            "requests": options.requests,
+            "prompt-tokens": options.prompt_tokens,
+            "tokens": options.tokens,
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).with_name("together_client.py")), str(folder), local.addresses[0],
+            *(f"--{name}={count}" for name, count in asked.items()),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=local.environment,
+        )  # fmt: skip
+        return cls(process)
 
-async def together(
-    swarm: AsyncSwarm, requests: int, prompt_tokens: int, new_tokens: int, seed: int
-) -> Together:
-    """All requests at once; no two prompts begin alike."""
-    prompts = [
-        [2 + (31 * (one + seed) + 7 * at * (at + one + seed)) % 1000 for at in range(prompt_tokens)]
-        for one in range(requests)
-    ]
-    began_s = time.perf_counter()
-    generations = await asyncio.gather(
-        *(swarm.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True) for prompt in prompts)
-    )
-    taken_s = time.perf_counter() - began_s
-    tpot_ms = statistics.fmean(one.tpot_s for one in generations) * 1000
-    return Together(
-        requests * new_tokens / taken_s, tuple(sorted(one.ttft_s for one in generations)), tpot_ms
-    )
+    async def take_turn(self, seed: int) -> Together:
+        """All requests once, within TURN_WITHIN_S."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{seed}\n".encode())
+        async with asyncio.timeout(TURN_WITHIN_S):
+            came = json.loads(await self._process.stdout.readline())
+        return Together(came["tokens_per_s"], tuple(came["first_tokens_s"]), came["tpot_ms"])
+
+    async def end(self) -> None:
+        """Has it leave."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
 
 
 async def run(options: argparse.Namespace, folder: Path) -> dict[str, list[Together]]:
@@ -76,20 +84,18 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, list[Toget
     how = ["--model", str(folder), "--dtype", options.dtype, "--quantization", options.quantization]
     found: dict[str, list[Together]] = {version: [] for version in versions}
     async with AsyncExitStack() as stack:
-        swarms = {}
+        clients = {}
         for version, path in versions.items():
             local = await stack.enter_async_context(
                 LocalSwarm({"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": path})
             )
             for start, stop in pairwise(cuts):
                 await local.join(f"{version}-{start}", *how, "--layers", f"{start}:{stop}")
-            swarm = AsyncSwarm(str(folder), initial_peers=[local.addresses[0]])
-            swarms[version] = await stack.enter_async_context(swarm)
+            clients[version] = await Client.started(options, folder, local)
+            stack.push_async_callback(clients[version].end)
         for turn in range(options.rounds + 1):
-            for version, swarm in swarms.items():
-                came = await together(
-                    swarm, options.requests, options.prompt_tokens, options.tokens, 100 * turn
-                )
+            for version, client in clients.items():
+                came = await client.take_turn(100 * turn)
                 if turn:
                     found[version].append(came)
                     firsts = " ".join(f"{one:.2f}" for one in came.first_tokens_s)
