@@ -65,7 +65,10 @@ class Client:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{seed}\n".encode())
         async with asyncio.timeout(TURN_WITHIN_S):
-            came = json.loads(await self._process.stdout.readline())
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a client has ended: its last words are above")
+        came = json.loads(line)
         return Together(came["tokens_per_s"], tuple(came["first_tokens_s"]), came["tpot_ms"])
 
     async def end(self) -> None:
