@@ -65,7 +65,10 @@ class SessionLog:
     def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
         """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
         if self.recovering is not None:
-            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
+            span = self.recovering.span
+            holders = [(hop.span, hop.peer_id) for hop in route.hops]
+            standbys = () if seized is None else seized.route.hops
+            by_standby = any(hop.span == span and (span, hop.peer_id) in holders for hop in standbys)
             self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
 
 
