@@ -73,7 +73,7 @@ function Field({ state }) {
       <p>${shown && state.peers.has(shown) ? html`<${PeerLine} id=${shown} peer=${state.peers.get(shown)} />` : caption(state, placed)}</p>
       ${placed?.ways.length > 1 && html`<fieldset class="switch small"><legend class="unseen">Where peers are drawn</legend>
         ${placed.ways.map((way) => [way, WAYS[way]]).map(([value, name]) => html`<label key=${value}>
-          <input type="radio" name="by" value=${value} checked=${placed.by === value} onChange=${() => setBy(value)} /><span>${name}</span></label>`)}
+          <input type="radio" name="by" value=${value} checked=${(placed.ways.includes(by) ? by : placed.by) === value} onChange=${() => setBy(value)} /><span>${name}</span></label>`)}
       </fieldset>`}
     </div>
   </div>`;
