@@ -363,14 +363,6 @@ class CircuitBuilder:
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
 
 
-def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
-    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
-        raise InvalidRequest(
-            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
-            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
-        )
-
-
 def _patience_s(peers: Mapping[str, PeerView]) -> float:
     """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
