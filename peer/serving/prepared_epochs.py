@@ -174,6 +174,15 @@ class PreparedEpochs:
         self._moves[session.key] = move
         self._stepper.move_session(session)
 
+    def owner_gone(self, link: Link) -> None:
+        """The link of a client has closed: what it has prepared does not begin. It goes on in a later epoch, if it comes
+        back."""
+        for session, known in tuple(self._prepared.items()):
+            if known.owner is link:
+                self._drop(self._prepared.pop(session))
+        for key in [key for key in self._moves if self._sessions.get(*key) is None]:
+            del self._moves[key]
+
     async def close(self) -> None:
         """Ends what is under way."""
         tasks = [one.beginning for one in self._prepared.values() if one.beginning is not None]
