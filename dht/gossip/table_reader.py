@@ -89,8 +89,9 @@ class TableReader:
         """Copies what the peer knows and this one does not."""
         async with self._stream_to(peer_id) as stream:
             newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
-        known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
-        missing = [tag for tag in newer if self._membership.sequence_of(tag) < 0]
+        held = self._membership
+        lacking = {tag for tag in newer if held.sequence_of(tag) < 0 or held.lacks_facts(tag)}
+        known, missing = [tag for tag in newer if tag not in lacking], list(lacking)
         for at in range(0, len(known), MAX_TAGS):
             pulled = await self.pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
             missing += pulled.wanted

@@ -113,6 +113,14 @@ class Membership:
         with self._lock:
             return self._sequence_of(tag)
 
+    def lacks_facts(self, tag: int) -> bool:
+        """Whether the newest state of the peer of that tag, which lives, goes with facts that are not here."""
+        with self._lock:
+            entry, now = self._directory.entries.of_tag(tag), self._clock()
+            if entry is None or entry.newest_state is None or not entry.newest_state.alive(now):
+                return False
+            return not entry.has_facts(entry.newest_state.value.facts_sequence, now)
+
     def knows(self, peer_id: str) -> bool:
         """Whether that peer has announced itself, and is not forgotten."""
         return self.sequence_of(tag_of(peer_id)) >= 0
