@@ -139,19 +139,15 @@ class CircuitBuilder:
         try:
             links = await prepare_all(self.connection.links, asked, deadline_s)
         except BaseException as stopped:
-            self.withdraw(descriptor)
+            self._route_selector.end_session(descriptor)
+            for hop in descriptor.hops:
+                link = self.connection.links.find(hop.peer_id)
+                if link is not None:
+                    release(link, descriptor)
             if isinstance(stopped, ExceptionGroup):
                 raise stopped.exceptions[0] from None
             raise
         return ActiveCircuit(planned.route, descriptor, links, planned.peers, position=0)
-
-    def withdraw(self, descriptor: pb.SessionDescriptor) -> None:
-        """Gives up an epoch that was being prepared, or was prepared and has not begun."""
-        self._route_selector.end_session(descriptor)
-        for hop in descriptor.hops:
-            link = self.connection.links.find(hop.peer_id)
-            if link is not None:
-                release(link, descriptor)
 
     async def build(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.reserving import HopRefused, describe
+from molink.client.circuit.reserving import HopRefused, describe, release
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
@@ -228,6 +228,8 @@ class SessionMoves:
         circuit = await builder.prepare(planned, descriptor, history_tokens, wanted.deadline_s)
         for old, new in zip(wanted.left.route.hops, circuit.route.hops, strict=True):
             if new.peer_id not in (old.peer_id, self._standbys.substitute(old.peer_id)):
-                builder.withdraw(circuit.descriptor)
+                builder.end_session(circuit.descriptor)
+                for link in circuit.links:
+                    release(link, circuit.descriptor)
                 raise HopRefused(new.peer_id, "lost", "it was ready, and keeps its copy no longer")
         return circuit

@@ -126,7 +126,7 @@ class PeerService:
         if self._copying is not None:
             self._copying.keeper.owner_gone(link)
         if self._prepared is not None:
-            self._prepared.owner_gone(link)
+            self._prepared.forget_ended()
         if not self._links.in_use(link):
             return  # another link has taken its place
         if self._copying is not None:
