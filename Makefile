@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -40,17 +40,19 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three at a time on two cores. What waits as well as computes goes first, real peers before all; what is only computed
-# takes the time that they leave, and ends together. Decisions have a process of their own, in which no thread of a peer
-# runs beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
+# Three at a time on two cores. What waits as well as computes goes first: real peers, and those that are attacked, in two
+# parts, because they wait longer than they compute. What is only computed takes the time that they leave, the longest
+# first, so that no core is left alone with it. Decisions have a process of their own, in which no thread of a peer runs
+# beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j3 test-e2e test-units test-discovery test-shards test-decisions check
+	@$(MAKE) --no-print-directory -k -j3 test-e2e test-attacks test-units test-shards test-discovery test-decisions check
 
-PEERS := tests/attack tests/dht/node tests/e2e tests/simnet/emulate
+PEERS := tests/e2e
+ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
 SHARDS := tests/shards
 DECISIONS := tests/routing tests/simnet
 DISCOVERY := tests/dht tests/attack tests/client tests/simnet/emulate
-PARTS := test-e2e test-shards test-units test-decisions test-discovery
+PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
 BESIDE := nice -n 5 $(PYTEST)
@@ -59,6 +61,9 @@ $(PARTS): .SHELLFLAGS := -o pipefail -c
 
 test-e2e: setup
 	@$(PYTEST) -m 'e2e and $(USUAL)' $(PEERS) 2>&1 | sed -u 's/^/peers     | /'
+
+test-attacks: setup
+	@$(PYTEST) -m 'e2e and $(USUAL)' $(ATTACKED) 2>&1 | sed -u 's/^/attacked  | /'
 
 test-shards: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
@@ -90,14 +95,16 @@ test-full: check build/triton/.installed-$(TRITON)
 gpu-suite:
 	$(PYTHON) tests/gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(DEVICE),--device $(DEVICE))
 
+# Each test has half an hour, which a machine that does other work as well keeps.
 fuzz: setup
-	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long
+	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long --timeout=1800
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos tests/e2e/changes
 
+# In full; the fast form of each attack is in `make test`.
 attack: setup
-	$(BIN)/python -m pytest -m 'not fuzz' tests/attack
+	$(BIN)/python -m pytest -m attack tests/attack
 
 bench-failover: setup
 	$(BIN)/python tests/bench/failover.py --losses 100

@@ -168,8 +168,10 @@ def test_every_package_says_what_is_in_it(folder: str) -> None:
 
 
 def test_real_peers_are_tested_where_make_looks_for_them() -> None:
-    (named,) = re.findall(r"^PEERS := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    peers = [ROOT / folder for folder in named.split()]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"^(?:PEERS|ATTACKED) := (.+)$", makefile, re.MULTILINE)
+    assert len(named) == 2
+    peers = [ROOT / folder for one in named for folder in one.split()]
     marked = [
         path
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -40,7 +40,7 @@ REQUEST_BYTES = 64
 PATIENCE_S = 2.0
 """What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
 NEAR = 1.25
-"""A circuit of peers that have answered before is preferred if it is charged no more than so many times as much."""
+"""A circuit of peers that have answered before is preferred if it costs at most so many times as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -377,8 +377,7 @@ def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
 
 
 def _short(problem: SwarmError) -> str:
-    """Formats what stands in the way for a line of progress: the whole sentence comes as the error, if no circuit
-    forms."""
+    """Formats what stands in the way for a line of progress; the whole sentence comes as the error."""
     layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
     lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
     return f"no circuit yet{lack}; looking again"
@@ -401,5 +400,5 @@ def _draw() -> float:
 
 def _identity(model: ModelSpec | ServedModel) -> str:
     """Formats what must be equal for two peers to serve the same model."""
-    numbers = model.dtype if model.quantization == "none" else f"{model.dtype}, {model.quantization}"
-    return f"{model.name} in {numbers} (contents {model.content_hash[:12]})"
+    packed = "" if model.quantization == "none" else f", {model.quantization}"
+    return f"{model.name} in {model.dtype}{packed} (contents {model.content_hash[:12]})"

@@ -7,10 +7,10 @@ until its hop is gone, which then costs what a loss costs.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.reserving import HopRefused, describe
+from molink.client.circuit.reserving import HopRefused, describe, release
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
@@ -52,6 +52,22 @@ class RunningCircuit:
     """The circuit that it goes over from, until the first token has come over this one."""
     early: list[TokenArrival] = field(default_factory=list)
 
+    def left_for(self, peer_id: str) -> str:
+        """Who is left for that peer, and has the session's KV cache as long as no token has come over this circuit;
+        empty: nobody, or nobody any more."""
+        if self.before is None:
+            return ""
+        pairs = zip(self.before.links, self.circuit.links, strict=True)
+        left = (old for old, new in pairs if new.peer_id == peer_id != old.peer_id)
+        return next((old.peer_id for old in left if old.closed_because is None), "")
+
+    def back_to(self, peer_id: str) -> PlannedRoute:
+        """This circuit, with that peer of the one before as the hop that it was."""
+        circuit, before = self.circuit, self.before or self.circuit
+        pairs = zip(before.route.hops, circuit.route.hops, strict=True)
+        hops = tuple(old if old.peer_id == peer_id else new for old, new in pairs)
+        return PlannedRoute(replace(circuit.route, hops=hops), {**before.peers, **circuit.peers})
+
     def has(self, peer_id: str) -> bool:
         """Whether that peer is a hop that the session depends on."""
         return self.circuit.has(peer_id) or (self.before is not None and self.before.has(peer_id))
@@ -91,6 +107,8 @@ class WantedMove:
     planned: PlannedRoute
     deadline_s: float
     """By the loop's clock."""
+    left: ActiveCircuit
+    """The one that it is on until then."""
 
 
 class SessionMoves:
@@ -192,7 +210,7 @@ class SessionMoves:
             self._better = {}
             return None
         self._standbys.hand_over(leaving)
-        return WantedMove(planned, deadline_s)
+        return WantedMove(planned, deadline_s, circuit)
 
     async def prepare(
         self, wanted: WantedMove, template: pb.SessionDescriptor, epoch: int, history_tokens: int
@@ -200,11 +218,18 @@ class SessionMoves:
         """The circuit, prepared in that epoch for the session that `template` describes.
 
         Raises:
-            HopRefused: a hop could not begin it.
+            HopRefused: a hop could not begin it, or can no longer now that all others could.
         """
         upcoming = pb.SessionDescriptor()
         upcoming.CopyFrom(template)
         upcoming.prefix_blocks = b""  # what is computed from there on is upon what another peer has sent
         planned, builder = wanted.planned, self._circuit_builder
         descriptor = describe(upcoming, planned.route, planned.peers, builder.spec, epoch)
-        return await builder.prepare(planned, descriptor, history_tokens, wanted.deadline_s)
+        circuit = await builder.prepare(planned, descriptor, history_tokens, wanted.deadline_s)
+        for old, new in zip(wanted.left.route.hops, circuit.route.hops, strict=True):
+            if new.peer_id not in (old.peer_id, self._standbys.substitute(old.peer_id)):
+                builder.end_session(circuit.descriptor)
+                for link in circuit.links:
+                    release(link, circuit.descriptor)
+                raise HopRefused(new.peer_id, "lost", "it was ready, and keeps its copy no longer")
+        return circuit

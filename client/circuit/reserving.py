@@ -20,6 +20,8 @@ READY_WITHIN_S = 0.5
 less."""
 WARM_READY_S = 10.0
 """Within which a hop that announced all of its layers as loaded is ready: it has its neighbour to dial, no more."""
+WARM_READY_PART = 1 / 3
+"""The same, of the time that the circuit has left: another one has to stand within that too."""
 PROGRESS_S = 20.0
 """Within which a hop that loads layers has loaded something more."""
 MOST_RETRY_AFTER_S = 60.0
@@ -196,6 +198,7 @@ async def _poll_ready(
     clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
     loads = bool(asked.route.hops[hop].cold_spans)
     loaded_bytes, stands_since_s = -1, clock()
+    warm_s = min(WARM_READY_S, WARM_READY_PART * (deadline_s - stands_since_s))
     while True:
         wait_ms = round(READY_POLL_S * 1000)
         request = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=wait_ms)
@@ -214,7 +217,9 @@ async def _poll_ready(
         if loads and done > loaded_bytes:
             loaded_bytes, stands_since_s = done, clock()
         stands_s = clock() - stands_since_s
-        if clock() > deadline_s or stands_s > (PROGRESS_S if loads else WARM_READY_S):
+        if not loads and stands_s > warm_s:
+            raise HopRefused(link.peer_id, "slow", "it was not ready in time")
+        if clock() > deadline_s or stands_s > PROGRESS_S:
             raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
 
 

@@ -120,9 +120,11 @@ class ClientSession:
             self._leave_circuit(run, run.before)
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
-        """A hop may blame any hop of its circuit, and nobody else."""
+        """A hop may blame any hop of its circuit, and nobody else. A standby speaks of its copy, unless the session
+        goes over to it: then it is a hop."""
         run = self._run
-        if self.standbys.lose(sender) or run is None or not run.has(sender):
+        self.standbys.lose(sender)
+        if run is None or not run.has(sender):
             return
         at_fault = failed.peer_id if run.has(failed.peer_id) else sender
         accuser = "" if at_fault == sender else sender
@@ -130,8 +132,7 @@ class ClientSession:
         self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
-        if self.standbys.lose(peer_id):
-            return
+        self.standbys.lose(peer_id)
         if self._run is not None and self._run.has(peer_id):
             self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
 
@@ -243,7 +244,7 @@ class ClientSession:
             return
         self._moves.stop()
         circuit = run.circuit
-        is_planned = loss.code == "move" or self._moves.is_leaving(loss.peer_id)
+        is_planned = loss.code in ("move", "copy") or self._moves.is_leaving(loss.peer_id)
         left = loss.peer_id
         if not is_planned:
             left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)
@@ -254,7 +255,9 @@ class ClientSession:
         waited_s = clock() - self._circuits.step_since_s
         first_s = self._predicted_first_s(circuit.route)
         stays = run.before is not None and (loss.code == "move" or not circuit.has(left))
-        standby = self.standbys.substitute(left) if loss.peer_id and not stays else ""
+        standby = ""
+        if loss.peer_id and not stays:
+            standby = run.left_for(left) or self.standbys.substitute(left)
         self.standbys.pause()
         may_return = loss.code == "lost" and not (is_planned or standby or stays)
         if may_return and self._circuits.first_token_since_s is None:
@@ -268,7 +271,7 @@ class ClientSession:
             if one is not None:
                 self._kept.keep(one.descriptor)
                 self._circuit_builder.end_session(one.descriptor)
-        seized = self._seize(asked, circuit) if isinstance(asked, core.Seize) else None
+        seized = self._seize(asked, run) if isinstance(asked, core.Seize) else None
         if seized or self.standbys.were_asked:
             # hops may compute upon a copy from here on, which another peer has sent: later prompts find none of it
             self.log.is_nameless, self._template.prefix_blocks = True, b""
@@ -281,12 +284,17 @@ class ClientSession:
         except (NoCircuit, SwarmUnavailable) as error:
             raise _lost(loss, left, span, error) from error
 
-    def _seize(self, asked: core.Seize, circuit: ActiveCircuit) -> PlannedRoute:
-        """The circuit with the standby in the lost hop's place."""
-        if asked.standby:
-            self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
-        same = PlannedRoute(circuit.route, circuit.peers)
-        seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
+    def _seize(self, asked: core.Seize, run: RunningCircuit) -> PlannedRoute:
+        """The circuit with the standby in the lost hop's place, or the hop that was to be left for the lost one."""
+        circuit = run.circuit
+        if asked.standby and run.left_for(asked.peer_id) == asked.standby:
+            self._report(f"peer {asked.standby[-8:]} is not left yet")
+            seized = run.back_to(asked.standby)
+        else:
+            if asked.standby:
+                self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
+            same = PlannedRoute(circuit.route, circuit.peers)
+            seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
         self._kept.seize(seized, self.standbys.circuit_without)
         return seized
 

@@ -83,15 +83,17 @@ class NeighbourProber:
             for look in range(_MOST_LOOKS):
                 if not self._is_missed(peer_id):
                     return
+                before = self._membership.sequence_of(tag)
                 answers = await self._answers(peer_id)
-                self._membership.mark(peer_id, answers=answers)
+                if answers or self._membership.sequence_of(tag) == before:  # else it has spoken meanwhile
+                    self._membership.mark(peer_id, answers=answers)
                 if answers and look > 0:  # the first time it may be about to end
                     return
                 await trio.sleep(waits_s)
                 known = self._membership.sequence_of(tag)
                 # again where words of its last moments have come since, which the first time did not speak of
                 if known > told and self._may_be_gone(peer_id) and not await self._answers(peer_id):
-                    self._tell(peer_id)
+                    self._tell(peer_id, known)
                     told = known
                 waits_s = self._timing.redial_s
         finally:
@@ -141,11 +143,13 @@ class NeighbourProber:
         await stream.reset()
         return True
 
-    def _tell(self, peer_id: str) -> None:
+    def _tell(self, peer_id: str, known: int) -> None:
+        """Unless it has said something newer than was known before it was asked: whoever has just come back may not
+        have answered at its address yet."""
         tag = tag_of(peer_id)
-        if self.gossip is None or not self._may_be_gone(peer_id):
+        if self.gossip is None or not self._may_be_gone(peer_id) or self._membership.sequence_of(tag) > known:
             return
-        loss = PeerLoss(tag_of(self._identity.peer_id), tag, self._membership.sequence_of(tag))
+        loss = PeerLoss(tag_of(self._identity.peer_id), tag, known)
         record = sign_loss(loss, self._identity)
         if isinstance(self._membership.receive(record), Accepted):
             logger.info("%s does not answer any more", peer_id)

@@ -214,7 +214,8 @@ async def pull(
 async def newer_tags(
     stream: CompressedStream, membership: Membership, *, timeout_s: float
 ) -> tuple[int, ...]:
-    """The tags of those peers of whom the other side has newer states than `membership`.
+    """The tags of those peers of whom the other side has newer states than `membership`, or as new ones whose facts are
+    missing there: what was copied last may have been cut short between the two.
 
     Raises:
         StreamEndedError: the other side does not answer, or not in this protocol.
@@ -228,12 +229,17 @@ async def newer_tags(
             while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_DIGEST_BYTES)):
                 digests = digests_in(frame)
                 entries += len(digests)
-                newer += [tag for tag, sequence in digests if sequence > membership.sequence_of(tag)]
+                newer += [tag for tag, sequence in digests if _is_wanted(tag, sequence, membership)]
     except trio.TooSlowError:
         raise StreamEndedError(f"{stream.peer_id} did not send its digests within {timeout_s:g} s") from None
     except ValueError:
         raise StreamEndedError(f"{stream.peer_id} sent something else than digests") from None
     return tuple(newer)
+
+
+def _is_wanted(tag: int, sequence: int, membership: Membership) -> bool:
+    known = membership.sequence_of(tag)
+    return sequence > known or (sequence == known and membership.lacks_facts(tag))
 
 
 def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:

@@ -87,15 +87,16 @@ class TableReader:
 
     async def compare_with(self, peer_id: str) -> None:
         """Copies what the peer knows and this one does not."""
-        held = self._membership.digests()
+        ours = self._membership
+        held = [(tag, sequence) for tag, sequence in ours.digests() if not ours.lacks_facts(tag)]
         if 1 <= len(held) <= MAX_TAGS:
             pulled = await self.pull(peer_id, held=held)
             await self._pull_parts(peer_id, pulled.wanted)
             return
         async with self._stream_to(peer_id) as stream:
-            newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
-        known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
-        missing = [tag for tag in newer if self._membership.sequence_of(tag) < 0]
+            newer = await newer_tags(stream, ours, timeout_s=self._timing.table_timeout_s)
+        lacking = {tag for tag in newer if ours.sequence_of(tag) < 0 or ours.lacks_facts(tag)}
+        known, missing = [tag for tag in newer if tag not in lacking], list(lacking)
         for at in range(0, len(known), MAX_TAGS):
             pulled = await self.pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
             missing += pulled.wanted

@@ -192,6 +192,20 @@ def last_words(entries: DirectoryEntries, tag: int, now: float) -> AgedRecord | 
     return AgedRecord(tag, b"", entry.last_words, 0.0, max(0.0, now - entry.heard))
 
 
+def sequence_of(entries: DirectoryEntries, tag: int) -> int:
+    """The sequence of the newest state that is or was known of a peer; -1: none."""
+    entry = entries.of_tag(tag)
+    return entry.sequence if entry is not None else -1
+
+
+def lacks_facts(entries: DirectoryEntries, tag: int, now: float) -> bool:
+    """Whether the newest state of a peer, which lives, goes with facts that are not here."""
+    entry = entries.of_tag(tag)
+    if entry is None or entry.newest_state is None or not entry.newest_state.alive(now):
+        return False
+    return not entry.has_facts(entry.newest_state.value.facts_sequence, now)
+
+
 def living_facts(entries: DirectoryEntries, now: float) -> tuple[PeerFacts, ...]:
     """The newest living facts of every peer with a living state: whom to connect to."""
     return tuple(

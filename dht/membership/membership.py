@@ -9,7 +9,13 @@ from types import MappingProxyType
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
-from molink.dht.membership.entries import last_words, living_facts, living_records
+from molink.dht.membership.entries import (
+    lacks_facts,
+    last_words,
+    living_facts,
+    living_records,
+    sequence_of,
+)
 from molink.dht.membership.held import AgedRecord, Origin
 from molink.dht.records.announcement import Reason, is_facts, is_loss
 from molink.dht.records.records import PeerFacts, PeerView
@@ -99,7 +105,8 @@ class Membership:
             records = tuple(
                 record
                 for record in _shared(self._directory, self._clock())
-                if record.peer_tag not in held or self._sequence_of(record.peer_tag) > held[record.peer_tag]
+                if record.peer_tag not in held
+                or sequence_of(self._directory.entries, record.peer_tag) > held[record.peer_tag]
             )
             if not wanted:
                 return records
@@ -112,14 +119,19 @@ class Membership:
         """Digests for anti-entropy: tag and sequence of the newest state of each living peer that is not suspected."""
         with self._lock:
             return tuple(
-                (record.peer_tag, self._sequence_of(record.peer_tag))
+                (record.peer_tag, sequence_of(self._directory.entries, record.peer_tag))
                 for record in _shared(self._directory, self._clock())
             )
 
     def sequence_of(self, tag: int) -> int:
         """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
         with self._lock:
-            return self._sequence_of(tag)
+            return sequence_of(self._directory.entries, tag)
+
+    def lacks_facts(self, tag: int) -> bool:
+        """Whether the newest state of the peer of that tag, which lives, goes with facts that are not here."""
+        with self._lock:
+            return lacks_facts(self._directory.entries, tag, self._clock())
 
     def knows(self, peer_id: str) -> bool:
         """Whether that peer has announced itself, and is not forgotten."""
@@ -149,10 +161,6 @@ class Membership:
     def peers(self) -> int:
         """Counts the living peers."""
         return len(self.living())
-
-    def _sequence_of(self, tag: int) -> int:
-        entry = self._directory.entries.of_tag(tag)
-        return entry.sequence if entry is not None else -1
 
     def _tell(self) -> None:
         version = self._directory.version

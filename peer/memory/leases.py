@@ -97,7 +97,8 @@ class LeaseBook:
         The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
         whose KV cache counts as free for it; if it is refused, the older lease stays. Where there is no room, leases
         that nobody has used for SPARED_S make some: of who has most, and of these the one that was used least lately.
-        Copies that are in the way end in any case; the session's own becomes the lease, which is never refused.
+        Copies that are in the way end in any case; the session's own becomes the lease, which is never refused. A peer
+        that grants nothing new has a session go on in what it was granted.
         """
         rules, table = self._rules, self._table
         older = table.of_session(key.session)
@@ -108,7 +109,8 @@ class LeaseBook:
             return Refused(
                 "epoch", "this peer keeps a copy in this epoch: ask for its lease in a later one", 0.0
             )
-        refusal = rules.refuse_shape(span, tokens) or self.gate.refusal
+        goes_on = older is not None and (older.span, older.tokens) == (span, tokens)
+        refusal = rules.refuse_shape(span, tokens) or (None if goes_on else self.gate.refusal)
         if refusal is not None:
             return refusal
         if older is None and (copy := self.copies.take(key, span, tokens, owner)) is not None:

@@ -30,6 +30,9 @@ MOST_SLOWDOWN = 1.9
 predicted. What it takes varies more than a decode step does, and 99 of 100 are to stay within twice those of decode."""
 LEAST_SHARE = 1 / 3
 """Of the time, the prompt's, however slow decode is: somebody waits for its first token too."""
+LEAST_BUDGET_MS = 4.0
+"""That a piece may take however short decode steps are: each piece costs its driver some milliseconds of its own, and
+prompts in shorter ones would take many times as long for a gain that is lost on the shortest line between two homes."""
 LEAST_TOKENS = 16
 """Of a piece, but for the last of a part."""
 TOKENS_STEP = 16
@@ -141,7 +144,8 @@ class SliceSizer:
 
 def budget_ms(idle_ms: float, beside_ms: float) -> float:
     """What a piece may take, where decode steps take `idle_ms` alone and `beside_ms` between pieces."""
-    return max(MOST_SLOWDOWN * idle_ms - beside_ms, beside_ms * LEAST_SHARE / (1 - LEAST_SHARE))
+    share_ms = beside_ms * LEAST_SHARE / (1 - LEAST_SHARE)
+    return max(MOST_SLOWDOWN * idle_ms - beside_ms, share_ms, LEAST_BUDGET_MS)
 
 
 def together_ms(layer_time: LayerTime, parts: Sequence[RemainingPrefill], tokens: Sequence[int]) -> float:

@@ -103,7 +103,7 @@ class PreparedEpochs:
         self._require_cache(link, plan, hop)
         clock = asyncio.get_running_loop().time
         until_s = clock() + wait_s
-        self._forget_expired()
+        self.forget_ended()
         known = self._prepared.get(plan.key.session)
         if known is None or known.key != plan.key:
             self._drop(known)
@@ -173,6 +173,17 @@ class PreparedEpochs:
             raise ProtocolError("a move is asked for by the session's client, of its head, to a later epoch")
         self._moves[session.key] = move
         self._stepper.move_session(session)
+
+    def forget_ended(self) -> None:
+        """Forgets epochs whose session or client is gone, and those that have not begun in time. A client that comes
+        back goes on in a later one."""
+        now_s = asyncio.get_running_loop().time()
+        for session, known in tuple(self._prepared.items()):
+            is_gone = self._sessions.find(session) is None and self._copy(session) is None
+            if is_gone or known.owner.closed_because is not None or known.expires_s <= now_s:
+                self._drop(self._prepared.pop(session))
+        for key in [key for key in self._moves if self._sessions.get(*key) is None]:
+            del self._moves[key]
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -314,12 +325,3 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
-
-    def _forget_expired(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for session, known in tuple(self._prepared.items()):
-            is_gone = self._sessions.find(session) is None and self._copy(session) is None
-            if is_gone or known.expires_s <= now_s:
-                self._drop(self._prepared.pop(session))
-        for key in [key for key in self._moves if self._sessions.get(*key) is None]:
-            del self._moves[key]

@@ -125,6 +125,8 @@ class PeerService:
             self._admission.abandon(link)
         if self._copying is not None:
             self._copying.keeper.owner_gone(link)
+        if self._prepared is not None:
+            self._prepared.forget_ended()
         if not self._links.in_use(link):
             return  # another link has taken its place
         if self._copying is not None:

@@ -26,6 +26,6 @@ async def attacked(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
 
 @pytest.fixture(scope="module")
 async def client(attacked: LocalSwarm) -> AsyncIterator[AsyncSwarm]:
-    """Ends with the file: its threads draw random numbers, which strategies of other tests must not see happen."""
+    """Ends with the file, and what it holds against peers that were attacked with it."""
     async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as client:
         yield client

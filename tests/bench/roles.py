@@ -1,9 +1,9 @@
-"""What roles of two holders are worth: `python tests/bench/roles.py [--roles pieces pairs auto] [--mbps 100]`.
+"""What roles of two holders are worth: `python tests/bench/roles.py [--roles whole pieces pairs auto] [--mbps 100]`.
 
 One span, the whole of a random Llama whose prompts take a second, held by two real peers behind uplinks of their own.
 Some sessions decode, and bursts of long prompts come meanwhile. Printed for each setting is the 99th percentile of the
 times between tokens of those that decode, the mean time to the end of all jobs and to a prompt's first token, and how
-many sessions went over; then each over that of `pieces`.
+many sessions went over; then each over that of `pieces`, and of `whole`, where prompts are mixed in as they are.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.tables import Table
 from bench.this_machine import processor
 from support.models.random_llama import Widths, write_random_llama
-from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.forked_peers import ForkedSwarm, fork_peer
 from support.swarms.live_swarms import free_ports
 
 from molink.client.circuit.circuit_builder import CircuitBuilder
@@ -42,7 +43,16 @@ BURST, BURSTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 3, 1000, 8
 FIRST_BURST_AT, EVERY_TOKENS = 150, 100
 """Tokens of the first session after which bursts come."""
 TIMEOUT_S = 60.0
-P99_BAR, JCT_BAR = 1.0, 1.02
+BARS = {"pieces": (1.0, 1.02), "whole": (0.6, 0.9)}
+"""By what it is compared with: 99th percentile of gaps, mean job."""
+WHOLE = Path(__file__).with_name("whole_prompt_peer.py")
+
+
+class WholePrompts(ForkedSwarm):
+    """A swarm of peers that compute prompts whole."""
+
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        return await fork_peer(arguments, self.environment, log, WHOLE)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
@@ -71,7 +81,8 @@ async def measure(folder: Path, spec: ModelSpec, roles: str, options: argparse.N
             LinesProcess(LinesConfiguration(HOLDERS + 1, options.mbps, options.delay_ms))
         )
         await lines.settle([*([f"127.0.0.1:{port}"] for port in ports), ()])
-        swarm = await stack.enter_async_context(ForkedSwarm())
+        is_whole = roles == "whole"
+        swarm = await stack.enter_async_context(WholePrompts() if is_whole else ForkedSwarm())
         for number, port in enumerate(ports):
             joined = [
                 "--model",
@@ -81,7 +92,7 @@ async def measure(folder: Path, spec: ModelSpec, roles: str, options: argparse.N
                 "--layers",
                 f"0:{spec.layers}",
                 "--roles",
-                roles,
+                "off" if is_whole else roles,
             ]
             joined += ["--grpc-port", str(port), "--http-proxy", lines.proxies[number]]
             await swarm.join(f"peer-{number}", *joined)
@@ -122,7 +133,7 @@ async def measure(folder: Path, spec: ModelSpec, roles: str, options: argparse.N
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--roles", nargs="+", default=["pieces", "pairs", "auto"])
+    parser.add_argument("--roles", nargs="+", default=["whole", "pieces", "pairs", "auto"])
     parser.add_argument("--mbps", type=float, default=100.0, help="of each home's uplink (100)")
     parser.add_argument("--delay-ms", type=float, default=30.0, help="from home to home, one way (30)")
     parser.add_argument("--json", action="store_true")
@@ -148,12 +159,14 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Measured]:
 
 
 def judge(found: dict[str, Measured], options: argparse.Namespace) -> None:
-    """Prints each over that of `pieces`."""
-    table, pieces = Table(), found.get("pieces")
-    for roles, one in found.items():
-        if pieces is not None and one is not pieces:
-            table.judge(f"{roles}: 99 % of gaps over pieces'", one.p99_s / pieces.p99_s, "", P99_BAR)
-            table.judge(f"{roles}: mean job over pieces'", one.job_s / pieces.job_s, "", JCT_BAR)
+    """Prints each over that of `pieces`, and of `whole`."""
+    table = Table()
+    for other, (p99_bar, job_bar) in BARS.items():
+        compared = found.get(other)
+        for roles, one in found.items():
+            if compared is not None and roles not in BARS:
+                table.judge(f"{roles}: 99 % of gaps over {other}", one.p99_s / compared.p99_s, "", p99_bar)
+                table.judge(f"{roles}: mean job over {other}", one.job_s / compared.job_s, "", job_bar)
     if options.json:
         print(json.dumps(table.rows))
 

@@ -266,8 +266,8 @@ def test_a_peer_without_file_descriptors_goes_on() -> None:
 def test_silent_table_streams_keep_nobody_from_the_table() -> None:
     async def attack(network: Network) -> None:
         async with open_host(Identity.generate(), None, None) as silent:
-            peer_id = await silent.dial(network.host.addresses[0], timeout_s=5)
-            streams = [await silent.open_stream(peer_id, TABLE, timeout_s=5) for _ in range(8)]
+            peer_id = await silent.dial(network.host.addresses[0], timeout_s=30)
+            streams = [await silent.open_stream(peer_id, TABLE, timeout_s=30) for _ in range(8)]
             await newcomer_finds(network.host.addresses[0])
             with trio.fail_after(table.LIMITS.proof_s + 3.0):
                 for stream in streams:
@@ -337,7 +337,7 @@ def test_a_peer_is_reached_by_its_name(kind: str, monkeypatch: pytest.MonkeyPatc
         port = network.host.addresses[0].split("/")[4]
         async with open_host(Identity.generate(), None, None) as other:
             address = f"/{kind}/peer.example.org/tcp/{port}/p2p/{ADA.peer_id}"
-            assert await other.dial(address, timeout_s=5) == ADA.peer_id
+            assert await other.dial(address, timeout_s=30) == ADA.peer_id
 
     under_attack(attack)
 

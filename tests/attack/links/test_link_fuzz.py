@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.attackers.lying_end import Loop, LyingEnd, noise
-from support.properties import examples
 
 from molink.peer.wire.link.requests import MAX_RELEASES_IN_FLIGHT, MAX_REQUESTS_IN_FLIGHT
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -289,7 +288,7 @@ class TestLyingLinksForLong(LyingLinks.TestCase):  # type: ignore[misc, valid-ty
     """New cases in every run."""
 
     settings = settings(
-        max_examples=examples(100),
+        max_examples=300,
         stateful_step_count=40,
         derandomize=False,
         suppress_health_check=list(HealthCheck),

@@ -166,6 +166,15 @@ async def test_a_hop_that_does_not_get_ready_gives_all_back() -> None:
 
 
 @asynchronous
+async def test_a_warm_hop_that_does_not_get_ready_is_left_for_another_while_there_is_time() -> None:
+    low, high, spare = FakePeer(LOW), FakePeer(HIGH), FakePeer(HIGH, layer_ms=5.0)
+    high.polls_until_ready = 10**6
+    formed = await Forming(low, high, spare).form(1.5)
+    assert formed.route.peer_ids == (low.peer_id, spare.peer_id)
+    assert high.released == [(b"s" * 16, 1)]
+
+
+@asynchronous
 async def test_a_hop_whose_answer_does_not_come_is_given_back_too() -> None:
     low, high = FakePeer(LOW), FakePeer(HIGH)
     high.silent.add("reserve")

@@ -10,6 +10,7 @@ from support.links.data_plane import asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core as core
+from molink.client.circuit import reserving
 from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
 from molink.client.circuit.route_selector import StandbyChoice
@@ -113,6 +114,59 @@ async def test_a_move_that_a_hop_cannot_make_has_the_same_circuit_asked_for_agai
     run.token(4, 1, finish=pb.STOP)
     assert await soon(got) == [30, 1]
     assert run.session.log.losses == []
+
+
+def gone(run: Generating, peer: FakePeer) -> None:
+    """The link to that peer has closed, and nobody answers there."""
+    peer.reachable, peer.closed_because = False, "it was reset"
+    run.session.on_link_closed(peer.peer_id, "it was reset")
+
+
+@asynchronous
+async def test_a_standby_that_is_gone_before_all_hops_are_ready_is_not_gone_over_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    run.low.says_ready = False
+    leaving(run, run.high)
+    await until(lambda: run.spare.asked.count("reserve") > 1)
+    gone(run, run.spare)
+    run.low.says_ready = True
+    await until(lambda: 2 in [epoch for _, epoch in run.low.released])
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert run.low.moves == []
+    assert run.session.log.losses == []
+
+
+@pytest.mark.parametrize("is_alive", [False, True], ids=["gone", "without_its_copy"])
+@asynchronous
+async def test_a_session_goes_back_to_the_hop_that_it_was_leaving_for_a_standby_that_cannot_begin(
+    is_alive: bool,
+) -> None:
+    run = Generating(spare=True)
+    run.low.held_tokens = run.high.held_tokens = 4
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    await moving(run)
+    run.token(4, 40, epoch=1)
+    if is_alive:
+        run.lose(run.spare, epoch=1, code="copy", sender=run.spare)
+    else:
+        gone(run, run.spare)
+    await run.started(2)
+    assert run.epoch == 3
+    assert [hop.peer_id for hop in run.low.reserved[-1].hops] == [run.low.peer_id, run.high.peer_id]
+    assert (run.low.starts[-1].token_ids[-2:], run.low.starts[-1].position) == ([30, 40], 4)
+    run.token(5, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 40, 1]
+    assert [loss.peer_id for loss in run.session.log.losses] == ([] if is_alive else [run.spare.peer_id])
 
 
 @asynchronous

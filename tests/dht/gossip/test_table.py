@@ -1,8 +1,10 @@
 """Digests of a table: what is newer is asked for, and nothing that is no digest is taken for one."""
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import TypeVar, cast
 
 import pytest
 import trio
@@ -12,14 +14,19 @@ from support.swarms.swarm_examples import facts_of, state_of
 from support.swarms.virtual_swarm import stream_pair
 
 from molink.dht.gossip.table import DIGESTS, HOT_S, MAX_TAGS, TableService, digests_in, pull
+from molink.dht.gossip.table_reader import TableReader
 from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import FrameStream, StreamEndedError
+from molink.dht.host.host import DialError, Host
+from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership, tag_of
+from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records import announcement_pb2 as pb
 from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.bounds import MAX_SEQUENCE
+from molink.dht.refusals import RefusalLog
 
 ADA, BOB, EVE = Identity.generate(), Identity.generate(), Identity.generate()
 AnswerT = TypeVar("AnswerT")
@@ -130,3 +137,49 @@ def answer_of(theirs: Membership, ask: Callable[[CompressedStream], Awaitable[An
                 return await ask(CompressedStream(FrameStream(near, BOB.peer_id)))
 
     return trio.run(asked)
+
+
+class OneTable:
+    """A host that is connected to one other, which serves that table; its second stream does not open."""
+
+    def __init__(self, theirs: Membership, nursery: trio.Nursery) -> None:
+        self._service = TableService(
+            theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
+        )
+        self._nursery = nursery
+        self._streams = 0
+
+    async def open_stream(self, peer_id: str, *_: object, **__: object) -> FrameStream:
+        self._streams += 1
+        if self._streams == 2:
+            raise DialError("its connection broke")
+        near, far = stream_pair(lambda _: None, lambda _: None)
+        self._nursery.start_soon(self._service.serve, CompressedStream(FrameStream(far, BOB.peer_id)))
+        return FrameStream(near, peer_id)
+
+
+def test_who_came_back_is_shown_by_the_next_comparison_where_one_broke_off_between_states_and_facts() -> None:
+    theirs, ours = (
+        Membership(None, lambda: None, clock=lambda: 0.0, wall_clock=lambda: 0.0) for _ in range(2)
+    )
+    for held in (theirs, ours):
+        held.receive(sign_facts(facts_of(ADA), ADA))
+        held.receive(sign_state(state_of(ADA), ADA))
+    before = facts_of(ADA).sequence
+    facts, state = facts_of(ADA, sequence=before + 10), state_of(ADA, sequence=before + 11)
+    theirs.receive(sign_facts(facts, ADA))
+    theirs.receive(sign_state(replace(state, facts_sequence=before + 10), ADA))
+
+    async def compare_twice() -> None:
+        with trio.fail_after(10.0):
+            async with trio.open_nursery() as nursery:
+                host = cast("Host", OneTable(theirs, nursery))
+                tasks = NeighbourTasks(nursery, RefusalLog(logging.getLogger(__name__)))
+                reader = TableReader(host, ours, DiscoveryTiming(), TrafficCounters(), tasks)
+                with pytest.raises(DialError):
+                    await reader.compare_with(BOB.peer_id)
+                assert [view.facts.sequence for view in ours.snapshot()] == [before]
+                await reader.compare_with(BOB.peer_id)
+
+    trio.run(compare_twice)
+    assert [view.facts.sequence for view in ours.snapshot()] == [before + 10]

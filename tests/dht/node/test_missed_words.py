@@ -1,6 +1,7 @@
 """What gossip does not bring is found out otherwise, in virtual time: by probes, and by tables."""
 
 import functools
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import tag_of
 from molink.dht.node import network
 from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
-from molink.dht.records.records import PeerLoss
+from molink.dht.records.records import PeerFacts, PeerLoss, RelayAt
 
 DIALABLE, UNDIALABLE = 2, 4
 STILL_SHOWN_S = 240
@@ -79,6 +80,48 @@ def test_whom_one_alone_calls_gone_and_who_answers_gets_no_second_accuser(
             assert all(peer.membership.witnesses(tag) < 2 for peer in others)
             assert all(accused.peer_id in peer.sees() for peer in others)
 
+    in_a_swarm(monkeypatch, scenario)
+
+
+def test_who_speaks_while_it_is_asked_in_vain_is_shown_and_accused_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a peer that has just come back."""
+    ghost = Identity.generate()
+    asked: list[Callable[[], object]] = []
+
+    async def answers(_: VirtualSwarm, facts: PeerFacts) -> bool:
+        if facts.peer_id == ghost.peer_id:
+            asked[0]()
+            asked.append(asked[0])
+        return facts.peer_id != ghost.peer_id
+
+    async def scenario(swarm: VirtualSwarm, peers: list[VirtualPeer]) -> None:
+        witness, sequences = peers[-1].identity, itertools.count(int(1000 * wall_clock()))
+        relays = tuple(RelayAt(one, "192.0.2.7:4003") for one in sorted(swarm.dialable))
+        facts = replace(facts_of(ghost), sequence=next(sequences), addresses=(), grpc_addresses=())
+        facts = replace(facts, relays=relays)
+
+        def speak() -> int:
+            said = next(sequences)
+            state = state_of(ghost, sequence=said, facts_sequence=facts.sequence, ttl_s=STILL_SHOWN_S)
+            for peer in peers:
+                peer.membership.receive(sign_state(state, ghost))
+            return said
+
+        for peer in peers:
+            peer.membership.receive(sign_facts(facts, ghost))
+        lost = PeerLoss(tag_of(witness.peer_id), tag_of(ghost.peer_id), speak())
+        for peer in peers:
+            peer.membership.receive(sign_loss(lost, witness))
+        asked.append(speak)
+        for _ in range(100):
+            await trio.sleep(1.0)
+            assert all(ghost.peer_id in peer.sees() for peer in peers)
+            assert not any(peer.membership.witnesses(tag_of(ghost.peer_id)) > 1 for peer in peers)
+        assert len(asked) > 1
+
+    monkeypatch.setattr(VirtualSwarm, "_answers", answers)
     in_a_swarm(monkeypatch, scenario)
 
 

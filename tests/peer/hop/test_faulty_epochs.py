@@ -6,41 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.circuits.faulty_ring import FaultyRing
+from support.circuits.faulty_ring import FaultyRing, choices, ring_of
 from support.properties import examples
-from support.swarms.hop_ring import Generation, core_of
 
 from molink.client.circuit.patience import MOST_FRUITLESS
-from molink.peer.scheduling.microbatch import BatchLimits
 
-LIMITS = BatchLimits(40, 4)
-NEW_TOKENS = 5
 KINDS = ("all", "latest", "whole", "nothing")
-
-
-def ring_of(hops: int, prompt_tokens: int) -> FaultyRing:
-    """A generation on peers 0, 1, ..., whose standbys follow them."""
-    cores = [core_of(f"{peer}", LIMITS, chunk_tokens=16) for peer in range(2 * hops)]
-    return FaultyRing(
-        hops, [Generation(0, list(range(hops)), prompt_tokens, NEW_TOKENS)], cores, (1000, 32), 1000
-    )
-
-
-def choices(ring: FaultyRing, moves: int) -> list[tuple[str, Any]]:
-    """All that may happen next but for faults."""
-    turns: list[tuple[str, Any]] = [("copy", peer) for peer in ring.copying()]
-    turns += [("begin", peer) for peer in ring.beginning()]
-    turns += [("prepare", peer) for peer in ring.asked]
-    turns += [("carry_move", at) for at in range(len(ring.moves))]
-    turns += [("come_late", at) for at in range(len(ring.late))]
-    turns += [("take_token", None)] if ring.delivered else []
-    turns += [("reserve", hop) for hop in ring.forming.get(0, ())]
-    turns += [("take", turn) for turn in ring.turns()]
-    if moves and ring.is_calm and ring.history > ring.one.prompt_tokens:
-        turns += [("want_move", (hop,)) for hop in range(ring.hops)] + [
-            ("want_move", tuple(range(ring.hops)))
-        ]
-    return turns
 
 
 def faults(ring: FaultyRing) -> list[tuple[str, Any]]:

@@ -129,7 +129,13 @@ def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path)
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
     large = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": 8192}
     config = AutoConfig.for_model(model_type, **{**changes, **large})
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    model.save_pretrained(tmp_path)
+    del model
     manifest = store.read_manifest(tmp_path)
     spec = store.describe(manifest, "float32", "none", name="test/large")
     backend = DeviceBackend(LocalModel(tmp_path, manifest, spec), "cpu")

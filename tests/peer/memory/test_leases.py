@@ -214,13 +214,21 @@ def test_a_draining_peer_refuses_what_is_new_and_keeps_what_it_granted() -> None
     granted(leases.request(key(1), Span(0, 1), 1, "alice", 0.0))
     leases.gate.drain()
     assert leases.gate.is_closed
-    for request in (key(2), key(1, epoch=2)):
-        refused(leases.request(request, Span(0, 1), 1, "alice", 0.0), "draining")
+    refused(leases.request(key(2), Span(0, 1), 1, "alice", 0.0), "draining")
+    refused(leases.request(key(1, epoch=2), Span(0, 1), 2, "alice", 0.0), "draining")
     refused(leases.preload(Span(1, 2), 0.0), "draining")
     assert leases.renew(key(1), 1.0)
     assert leases.free_kv_bytes == leases.free_weight_bytes == 0
     leases.loaded(Span(0, 1))
     assert leases.ready(key(1))
+
+
+def test_a_session_goes_on_at_a_draining_peer_after_the_loss_of_another_hop() -> None:
+    leases = book()
+    first = granted(leases.request(key(1), Span(0, 1), 1, "alice", 0.0))
+    leases.gate.drain()
+    again = granted(leases.request(key(1, epoch=2), Span(0, 1), 1, "alice", 0.0))
+    assert (again.replaced, leases.leases) == (first.lease, (again.lease,))
 
 
 def test_sessions_are_limited_in_all_and_for_each_client() -> None:
@@ -315,7 +323,7 @@ class LeaseMachine(RuleBasedStateMachine):
             return "epoch"
         if older is not None and asked.epoch == older.key.epoch:
             return "again" if (older.span, older.tokens) == (span, tokens) else "epoch"
-        if self.draining:
+        if self.draining and (older is None or (older.span, older.tokens) != (span, tokens)):
             return "draining"
         gone = self.idle(SPARED_S) - {older.key if older is not None else None}
         left = [lease for lease in self.leases.values() if lease.key not in gone]

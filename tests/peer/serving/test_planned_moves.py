@@ -180,6 +180,26 @@ async def test_who_has_nothing_of_a_session_is_told_of_no_epoch(model: LocalMode
 
 
 @asynchronous
+async def test_an_epoch_whose_client_is_gone_does_not_begin(model: LocalModel) -> None:
+    async with copied_circuit(model, CUTS) as circuit:
+        descriptor = await begun(circuit, new_tokens=LONG)
+        upcoming, links, peers = next_epoch(circuit, descriptor, (0,))
+        for response in await prepare(links, upcoming):
+            assert response.readiness.ready, response
+        asked = pb.Request(await_ready=pb.AwaitReady(session=upcoming.session, epoch=upcoming.epoch))
+        for link in links:
+            assert (await ask(link, asked)).HasField("readiness")
+            link.close("the client is gone")
+        client = circuit.circuit.peers[0].client
+        for peer in peers:
+            again = await client.links.to(peer.facts)
+            async with asyncio.timeout(DEADLINE_S):
+                while (answer := await ask(again, asked)).HasField("readiness"):
+                    pass
+            assert answer.refusal.code == "epoch"
+
+
+@asynchronous
 async def test_an_epoch_that_was_prepared_and_given_up_changes_nothing(model: LocalModel) -> None:
     async with copied_circuit(model, CUTS) as circuit:
         (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)

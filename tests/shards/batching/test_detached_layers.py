@@ -51,7 +51,7 @@ def modules_of(stage: Stage) -> dict[str, weakref.ref[nn.Module]]:
         ("none", False, True, WHOLE),
         pytest.param("none", False, True, PART, marks=pytest.mark.full),
         pytest.param("none", False, False, WHOLE, marks=pytest.mark.full),
-        ("none", False, False, PART),
+        pytest.param("none", False, False, PART, marks=pytest.mark.full),
         pytest.param("none", True, False, WHOLE, marks=pytest.mark.full),
         ("none", True, False, PART),
         ("int8", False, False, WHOLE),

@@ -21,10 +21,9 @@ from support.pairwise import usually
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loading.loader import folder_refusal
 
-QUICK = ("llama", "gemma2", "qwen3_next")
-"""Plain, with windows and caps, with compressed caches, with experts, with sinks, left-padded, converted, of more than
-text, with states in rows and token by token."""
-ROUNDED = ("llama", "gemma2")
+QUICK = ("gemma2", "qwen3_next")
+"""With windows and caps, and beside them all that plain layers have; with states, experts and full attention."""
+ROUNDED = ("gemma2",)
 """In bfloat16 in every run."""
 UNQUANTIZED = ("inkling_mm_model", "inkling_text", "llama4", "llama4_text")
 """Their experts are multiplied all at once, and quantized ones come one by one."""

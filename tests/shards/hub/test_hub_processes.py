@@ -20,19 +20,18 @@ PROGRAM = """
 import json, sys, psutil
 from pathlib import Path
 
-
 from molink.shards.store.blobs import BlobStore
 from molink.shards.hub.hub import HubClient
 from molink.shards.hub.hub_checkpoint import read_checkpoint
 from molink.shards.hub.hub_weights import HubWeights
-from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.spec import Span
 
-import transformers.models.llama.modeling_llama
-
-model, endpoint, folder, start, stop = *sys.argv[1:4], *map(int, sys.argv[4:])
+model, endpoint, folder, start, stop, loads = *sys.argv[1:4], *map(int, sys.argv[4:])
 folder = Path(folder)
+if loads:
+    from molink.shards.loading.loader import StageSettings, load_stage
+    import transformers.models.llama.modeling_llama
 open_client = lambda commit: HubClient(model, commit, endpoint=endpoint)
 (snapshot,) = (path for path in folder.iterdir() if len(path.name) == 40)
 manifest = Manifest.from_bytes((folder / "manifest").read_bytes())
@@ -41,17 +40,18 @@ before = psutil.Process().memory_info().rss
 with BlobStore(folder / "store", 2**32) as store:
     weights = HubWeights(read_checkpoint(model, snapshot, store, open_client), store, open_client)
     with weights.ready(span, manifest, lambda *_: None) as parts:
-        stage = load_stage(snapshot, span, StageSettings("float32"), manifest=manifest, parts=parts)
-print(json.dumps([stage.weight_bytes, psutil.Process().memory_info().rss - before]))
+        if loads:
+            stage = load_stage(snapshot, span, StageSettings("float32"), manifest=manifest, parts=parts)
+            print(json.dumps([stage.weight_bytes, psutil.Process().memory_info().rss - before]))
 """
 
 
 @contextmanager
-def fetching(side: HubSide, span: Span) -> Iterator[subprocess.Popen[str]]:
-    """A process that fetches and loads the span, and is gone in the end."""
+def fetching(side: HubSide, span: Span, *, loads: bool) -> Iterator[subprocess.Popen[str]]:
+    """A process that fetches the span, and may load it, and is gone in the end."""
     side.snapshot()
     (side.folder / "manifest").write_bytes(side.manifest.to_bytes())
-    where = (MODEL, side.hub.endpoint, str(side.folder), str(span.start), str(span.stop))
+    where = (MODEL, side.hub.endpoint, str(side.folder), str(span.start), str(span.stop), str(int(loads)))
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *where], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -81,7 +81,7 @@ def test_what_a_killed_process_has_fetched_is_not_fetched_again(side: HubSide) -
         side.checkpoint(store)
         side.hub.weight_ranges()
         side.hub.fault = hold
-        with fetching(side, Span(1, 4)):
+        with fetching(side, Span(1, 4), loads=False):
             assert held_up.wait(60)
         gone.set()
         side.hub.fault = None
@@ -98,7 +98,10 @@ def test_a_loaded_span_takes_little_more_memory_than_its_parameters(tmp_path: Pa
     config = AutoConfig.for_model("llama", num_hidden_layers=12, **shape)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model", max_shard_size="100MB")
     (tmp_path / "folder").mkdir()
-    with hub_side(tmp_path / "model", tmp_path / "folder") as side, fetching(side, Span(3, 9)) as process:
+    with (
+        hub_side(tmp_path / "model", tmp_path / "folder") as side,
+        fetching(side, Span(3, 9), loads=True) as process,
+    ):
         out, _ = process.communicate(timeout=200)
     parameters, resident = json.loads(out)
     assert parameters > 300 * 2**20

@@ -20,7 +20,7 @@ from molink.shards.spec import Span
 TinyModel = Callable[[str], Path]
 
 WHOLE = Span(0, 6)
-SESSIONS = 100
+SESSIONS = 50
 MANY_SESSIONS = 500
 LARGEST_BATCH = 12
 BLOCK_BYTES = 16 * 6 * 2 * 2 * 16 * 4

@@ -41,7 +41,7 @@ def test_greedy_ignores_top_k_top_p_and_seed() -> None:
     assert [draw(LOGITS, params, seed).token_id for seed in range(5)] == [0] * 5
 
 
-@pytest.mark.parametrize("temperature", usually([0.5, 2.0], [1.0]))
+@pytest.mark.parametrize("temperature", usually([0.5], [1.0, 2.0]))
 def test_the_distribution_is_the_softmax_at_the_temperature(temperature: float) -> None:
     counts = draws(LOGITS, SamplingParams(temperature=temperature), 20_000)
     expected = torch.softmax(LOGITS.double() / temperature, 0)

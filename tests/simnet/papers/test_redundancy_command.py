@@ -103,7 +103,10 @@ def test_a_claim_agrees_if_ours_is_near_to_it_and_names_where() -> None:
         (("--duration", "inf"), "--duration must be above 0 and finite, got inf"),
         (("--policies", "acellm"), "got acellm (did you mean accellm?)"),
         (("--instances", "5"), "--instances must be 4, 8 or 16, several with commas between them, got '5'"),
-        (("--policies", "none"), "--policies must be of vllm, splitwise, accellm, molink, got none"),
+        (
+            ("--policies", "none"),
+            "--policies must be of vllm, splitwise, accellm, molink, molink-pairs, molink-auto, got none",
+        ),
         (("--rates", "4,x"), "--rates must be numbers with commas between them, got '4,x'"),
         (("--rates", "0.1"), "must let 10 requests come to be averaged"),
         (("--interconnect-gbps", "0"), "--interconnect-gbps must be above 0 and finite, got 0"),

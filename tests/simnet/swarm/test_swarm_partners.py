@@ -38,7 +38,7 @@ TRACE = (TraceRequest(0.0, PROMPT, NEW),)
 HALVES = ((0, 14), (14, 28))
 CHURNING = SwarmSettings(
     peers=40,
-    duration_s=240.0,
+    duration_s=160.0,
     gateways=2,
     rate_rps=0.5,
     churn=Churn(300.0, crash_share=0.6),
@@ -234,6 +234,7 @@ def test_every_session_ends_once_and_every_copy_is_given_back_however_peers_come
     assert row.replication_kbit_s > 0
 
 
+@pytest.mark.full
 def test_equal_seeds_give_equal_bytes() -> None:
     few = replace(CHURNING, peers=16, duration_s=30.0, churn=Churn(100.0, crash_share=0.6))
     worlds = [SwarmWorld(random_setup(few, WIDE, bundled_matrix(), OFTEN), few) for _ in range(2)]

@@ -22,6 +22,7 @@ from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
+from molink.dht.host import listener
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import Host, Listen, open_host, peer_id_in
 from molink.dht.identity.addresses import PeerAddress
@@ -55,7 +56,11 @@ async def victim(identity: Identity, **timing: float) -> AsyncIterator[Network]:
         yield network
 
 
-async def table_of(host: Host, peer_id: str, *, timeout_s: float = 5.0) -> list[str]:
+PATIENCE_S = 0.9 * listener.LIMITS.proof_s
+"""Less than what the silent have before they are cut off: who is served by then did not wait for that."""
+
+
+async def table_of(host: Host, peer_id: str, *, timeout_s: float = PATIENCE_S) -> list[str]:
     """Whom a connected peer knows of, when asked in earnest."""
     membership = Membership(None, nothing)
     stream = CompressedStream(await host.open_stream(peer_id, TABLE, timeout_s=timeout_s))
@@ -64,7 +69,7 @@ async def table_of(host: Host, peer_id: str, *, timeout_s: float = 5.0) -> list[
     return [view.peer_id for view in membership.snapshot()]
 
 
-async def newcomer_finds(address: str, *, timeout_s: float = 5.0) -> None:
+async def newcomer_finds(address: str, *, timeout_s: float = PATIENCE_S) -> None:
     """Somebody whom nobody knows begins from the peer at this address, and learns of it."""
     async with open_host(Identity.generate(), None, None) as newcomer:
         peer_id = await newcomer.dial(address, timeout_s=timeout_s)

@@ -101,8 +101,8 @@ class HeldLinks:
         async with open_host(Identity.generate(), None, None) as host:
             while True:
                 try:
-                    peer_id = await host.dial(address, timeout_s=5.0)
-                    link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=5.0))
+                    peer_id = await host.dial(address, timeout_s=30.0)
+                    link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=30.0))
                     while True:
                         await link.send([b""])
                         self._note(tried)

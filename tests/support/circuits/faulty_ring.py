@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from support.circuits.move_ring import MoveRing
 from support.swarms.epoch_ring import ModelledCache
+from support.swarms.hop_ring import Generation, core_of
 
 from molink.client.circuit import circuit_core as client
 from molink.client.circuit.circuit_builder import ActiveCircuit
@@ -18,7 +19,11 @@ from molink.client.circuit.token_rules import TokenRules, TokenStream
 from molink.client.epochs.circuit_events import Refusal
 from molink.peer.hop import events
 from molink.peer.hop.session import HopSession
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.wire.protocol import molink_pb2 as pb
+
+LIMITS = BatchLimits(40, 4)
+NEW_TOKENS = 5
 
 
 class FaultyRing(MoveRing):
@@ -89,8 +94,12 @@ class FaultyRing(MoveRing):
             return
         self.left += [one.descriptor.epoch for one in (run.before, run.circuit) if one is not None]
         stays = run.before is not None and (peer is None or peer not in self.one.peers)
-        other = None if peer is None or stays or run.before is not None else self.other(peer)
-        standby = "" if other is None or not self._keeps_copy(other) else str(other)
+        standby = ""
+        if peer is not None and not stays:
+            for link in () if run.before is None else run.before.links:
+                link.closed_because = "it is gone" if int(link.peer_id) in self.dead else None
+            kept = str(self.other(peer)) if self._keeps_copy(self.other(peer)) else ""
+            standby = run.left_for(str(peer)) or kept
         self._leave_asked()
         lost = client.Lost(peer_id="" if peer is None else str(peer), standby=standby, stays=stays)
         self._follow(self.core.handle(lost, self.now_s), peer)
@@ -162,7 +171,7 @@ class FaultyRing(MoveRing):
             self._release_others()
 
     def _circuit(self) -> ActiveCircuit:
-        links = tuple(SimpleNamespace(peer_id=f"{peer}") for peer in self.one.peers)
+        links = tuple(SimpleNamespace(peer_id=f"{peer}", closed_because=None) for peer in self.one.peers)
         descriptor = pb.SessionDescriptor(epoch=self.core.epoch)
         return ActiveCircuit(cast("Any", None), descriptor, cast("Any", links), {}, 0)
 
@@ -285,3 +294,28 @@ class FaultyRing(MoveRing):
                 self.delivered.append((session.key.epoch, position, peer))  # type: ignore[arg-type]
         else:
             super()._note(peer, effect)
+
+
+def ring_of(hops: int, prompt_tokens: int) -> FaultyRing:
+    """A generation on peers 0, 1, ..., whose standbys follow them."""
+    cores = [core_of(f"{peer}", LIMITS, chunk_tokens=16) for peer in range(2 * hops)]
+    return FaultyRing(
+        hops, [Generation(0, list(range(hops)), prompt_tokens, NEW_TOKENS)], cores, (1000, 32), 1000
+    )
+
+
+def choices(ring: FaultyRing, moves: int) -> list[tuple[str, Any]]:
+    """All that may happen next but for faults."""
+    turns: list[tuple[str, Any]] = [("copy", peer) for peer in ring.copying()]
+    turns += [("begin", peer) for peer in ring.beginning()]
+    turns += [("prepare", peer) for peer in ring.asked]
+    turns += [("carry_move", at) for at in range(len(ring.moves))]
+    turns += [("come_late", at) for at in range(len(ring.late))]
+    turns += [("take_token", None)] if ring.delivered else []
+    turns += [("reserve", hop) for hop in ring.forming.get(0, ())]
+    turns += [("take", turn) for turn in ring.turns()]
+    if moves and ring.is_calm and ring.history > ring.one.prompt_tokens:
+        turns += [("want_move", (hop,)) for hop in range(ring.hops)] + [
+            ("want_move", tuple(range(ring.hops)))
+        ]
+    return turns

@@ -25,14 +25,14 @@ QUICK = DiscoveryTiming(
     refresh_interval_s=0.3,
     keepalive_s=0.3,
     silence_s=2.0,
-    dial_timeout_s=3.0,
-    bootstrap_timeout_s=6.0,
+    dial_timeout_s=10.0,
+    bootstrap_timeout_s=20.0,
     upkeep_s=0.1,
     redial_s=0.5,
     ihave_interval_s=0.05,
     heard_s=0.2,
 )
-"""States live for two seconds."""
+"""States live for two seconds; who joins or is dialled has as long as a busy machine may take."""
 
 
 def facts_of(identity: Identity, *, sequence: int = 1, ttl_s: int = 3600, links: int = 0) -> PeerFacts:
