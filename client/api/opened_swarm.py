@@ -195,7 +195,7 @@ async def open_swarm(
         stack.push_async_exit(opening.pop_all())
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
     running = RunningSessions()
-    overview = SwarmOverview(access.spec, connection.snapshot, running, builder.left_out)
+    overview = SwarmOverview(access.spec, connection.snapshot, running, builder.quarantine)
     return OpenedSwarm(options, connection, access, builder, text, tokenizer, running, overview)
 
 

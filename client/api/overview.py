@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from molink.client.api.running_sessions import RunningSessions
+from molink.client.circuit.quarantine import Quarantine
 from molink.dht.records.description import describe_swarm
 from molink.dht.records.records import PeerView
 from molink.routing import NoCircuit, choose_partners
@@ -41,13 +42,13 @@ class SwarmOverview:
         spec: ModelSpec,
         views: Callable[[], Sequence[PeerView]],
         sessions: RunningSessions,
-        left_out: Callable[[Sequence[PeerView]], frozenset[str]] = lambda _: frozenset(),
+        quarantine: Quarantine,
     ) -> None:
-        """`views` has the verified view of the swarm, and `left_out` whom circuits go without, since they failed."""
+        """`views` has the verified view of the swarm, and `quarantine` whom circuits go without, since they failed."""
         self._spec = spec
         self._views = views
         self._sessions = sessions
-        self._left_out = left_out
+        self._quarantine = quarantine
         self._planning = asyncio.Lock()
         self._planned = PlannedCircuit()
         self._planned_of: frozenset[tuple[object, ...]] | None = None
@@ -58,7 +59,8 @@ class SwarmOverview:
         """Describes peers without their addresses, links, circuits in use, and what a generation would get now."""
         views = self._views()
         planned = await self._newest_planned(views)
-        described, left_out = describe_swarm(views), self._left_out(views)
+        described = describe_swarm(views)
+        left_out, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         return described | {
             "ready": not planned.reason,
             "reason": planned.reason,

@@ -70,10 +70,10 @@ class CircuitBuilder:
         """`prefix_key`: 32 bytes; None: new ones, so that prompts share nothing with those of before."""
         self.connection = connection
         self.spec = spec
-        self._quarantine = Quarantine()
+        self.quarantine = Quarantine()
         self._blame = BlameLedger()
         self._route_selector = RouteSelector(connection, spec)
-        self.standby_choice = StandbyChoice(connection, spec, self._quarantine, self._route_selector)
+        self.standby_choice = StandbyChoice(connection, spec, self.quarantine, self._route_selector)
         self.prefix_key = prefix_key or secrets.token_bytes(32)
         """As `SwarmConnection.prefix_key`."""
 
@@ -85,7 +85,7 @@ class CircuitBuilder:
         """
         now_s = asyncio.get_running_loop().time()
         if not at_fault:
-            avoided, _ = self._quarantine.excluded_peers(tuple(circuit.peers.values()), now_s)
+            avoided, _ = self.quarantine.excluded_peers(tuple(circuit.peers.values()), now_s)
             verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s, avoided)
             if (
                 verdict.leave != circuit.head.peer_id
@@ -104,7 +104,7 @@ class CircuitBuilder:
     def _follow(self, verdict: BlameVerdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
         """Leaves out whom nobody could convict, if others can take its place, and takes back whom it blamed alone."""
         for peer_id in verdict.acquitted:
-            self._quarantine.release_peer(peer_id)
+            self.quarantine.release_peer(peer_id)
         certain = self._is_gone(verdict.leave)
         if certain:
             self._route_selector.record_loss(verdict.leave)
@@ -120,7 +120,7 @@ class CircuitBuilder:
         """Leaves a peer out of circuits until it announces new facts, at most for `seconds`; if it is not `certain`
         that it failed, only while others can take its place."""
         now_s = asyncio.get_running_loop().time()
-        self._quarantine.quarantine_peer(facts, now_s, seconds, reason, certain=certain)
+        self.quarantine.quarantine_peer(facts, now_s, seconds, reason, certain=certain)
 
     def _is_gone(self, peer_id: str) -> bool:
         """Whether the client itself has no link to that peer any more."""
@@ -243,15 +243,10 @@ class CircuitBuilder:
         else:
             await self.connection.refresh_soon(wait_s)
 
-    def left_out(self, views: Sequence[PeerView]) -> frozenset[str]:
-        """Returns those of these peers that circuits go without for a while, since they failed."""
-        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
-        return avoided
-
     def _probe_others(self) -> None:
         """Tries peers of the model that have not answered yet and are not left out, in any order."""
         views = self.connection.snapshot(self.spec.model_hash)
-        avoided = self.left_out(views)
+        avoided, _ = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         untried = [view for view in views if view.peer_id not in avoided]
         self.connection.probes.probe_peers(random.sample(untried, len(untried)), self._unreachable)
 
@@ -274,7 +269,7 @@ class CircuitBuilder:
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
-        avoided, shunned = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        avoided, shunned = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
         proven = self.connection.probes.reachable(peers)
         unproven = frozenset(peers) - proven
@@ -291,19 +286,20 @@ class CircuitBuilder:
             return PlannedRoute(known if known is not None and near else route, peers)
         except NoCircuitFound as cause:
             first = cause
-        for avoid in second_choices(avoided, shunned, self._blame, self._quarantine):
+        for avoid in second_choices(avoided, shunned, self._blame, self.quarantine):
             try:
                 return PlannedRoute(await self._route_selector.choose(views, template, avoid), peers)
             except NoCircuitFound:
                 continue
-        by, said = self._quarantine.last_refusal(avoided) or (None, None)
+        by, said = self.quarantine.last_refusal(avoided) or (None, None)
         left = len(views) - len(avoided)
         raise NoCircuit(self.spec.name, left, first, refused_by=by, refusal=said) from first
 
     async def can_do_without(self, peer_id: str, template: pb.SessionDescriptor) -> bool:
         """Whether a circuit could be planned without that peer, and those that are left out anyway."""
         views = self.connection.snapshot(self.spec.model_hash)
-        return await self._proven_route(views, template, self.left_out(views) | {peer_id}) is not None
+        avoided, _ = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        return await self._proven_route(views, template, avoided | {peer_id}) is not None
 
     async def _proven_route(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]

@@ -10,6 +10,7 @@ from support.circuits.circuit_cases import MODEL, peer
 from molink.client.api import overview
 from molink.client.api.overview import SwarmOverview, planned_circuit
 from molink.client.api.running_sessions import RunningSessions
+from molink.client.circuit.quarantine import Quarantine
 from molink.dht.records.records import Coordinate, PeerView
 
 
@@ -44,7 +45,9 @@ def test_a_hop_that_nobody_else_holds_says_why_it_has_no_partner() -> None:
 
 @pytest.mark.anyio
 async def test_without_a_circuit_there_is_a_reason() -> None:
-    found = await SwarmOverview(MODEL, lambda: [volunteer("a", (0, 4))], RunningSessions()).describe()
+    found = await SwarmOverview(
+        MODEL, lambda: [volunteer("a", (0, 4))], RunningSessions(), Quarantine()
+    ).describe()
     assert (found["ready"], found["planned"], found["circuits"]) == (False, None, [])
     assert "4" in str(found["reason"])
 
@@ -52,7 +55,7 @@ async def test_without_a_circuit_there_is_a_reason() -> None:
 @pytest.mark.anyio
 async def test_nobody_is_told_where_peers_are_dialled() -> None:
     views = [volunteer("a", (0, 4)), volunteer("b", (4, 8))]
-    found = await SwarmOverview(MODEL, lambda: views, RunningSessions()).describe()
+    found = await SwarmOverview(MODEL, lambda: views, RunningSessions(), Quarantine()).describe()
     assert [peer["peer_id"] for peer in found["peers"]] == ["a", "b"]
     said = str(found)
     for view in views:
@@ -71,7 +74,7 @@ async def test_a_hundred_questions_at_once_plan_once(monkeypatch: pytest.MonkeyP
         return planned_circuit(*of)
 
     monkeypatch.setattr(overview, "planned_circuit", counting)
-    asked = SwarmOverview(MODEL, lambda: views, RunningSessions())
+    asked = SwarmOverview(MODEL, lambda: views, RunningSessions(), Quarantine())
     answers = await asyncio.gather(*(asked.describe() for _ in range(100)))
     assert len(planned) == 1
     assert all(answer["ready"] for answer in answers)
@@ -79,10 +82,9 @@ async def test_a_hundred_questions_at_once_plan_once(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.anyio
 async def test_who_failed_a_circuit_is_said_to_be_left_out() -> None:
-    views = [volunteer("a", (0, 8)), volunteer("b", (0, 8))]
-    found = await SwarmOverview(
-        MODEL, lambda: views, RunningSessions(), lambda _: frozenset({"b"})
-    ).describe()
+    views, quarantine = [volunteer("a", (0, 8)), volunteer("b", (0, 8))], Quarantine()
+    quarantine.quarantine_peer(views[1].facts, asyncio.get_running_loop().time(), 60.0)
+    found = await SwarmOverview(MODEL, lambda: views, RunningSessions(), quarantine).describe()
     assert [(peer["peer_id"], peer["left_out"]) for peer in found["peers"]] == [("a", False), ("b", True)]
 
 
@@ -91,5 +93,5 @@ async def test_the_part_that_peers_had_is_counted_for_each() -> None:
     sessions = RunningSessions()
     sessions.tokens_served.update({"a": 7})
     views = [volunteer("a", (0, 4)), volunteer("b", (4, 8))]
-    found = await SwarmOverview(MODEL, lambda: views, sessions).describe()
+    found = await SwarmOverview(MODEL, lambda: views, sessions, Quarantine()).describe()
     assert [peer["tokens_served"] for peer in found["peers"]] == [7, 0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from molink.client.api.overview import SwarmOverview
 from molink.client.api.running_sessions import RunningSessions
+from molink.client.circuit.quarantine import Quarantine
 from molink.dht.records.description import describe_swarm
 from molink.dht.records.records import (
     Coordinate,
@@ -164,7 +165,7 @@ async def test_processors_and_the_round_trips_of_an_overview_are_announced_too()
     one, other = two()
     one = replace(one, facts=replace(one.facts, links=(LinkMeasurement(other.peer_id, 7.5),)))
     views = (one, other)
-    told = await SwarmOverview(MODEL, lambda: views, RunningSessions()).describe()
+    told = await SwarmOverview(MODEL, lambda: views, RunningSessions(), Quarantine()).describe()
     one, other = by_name(read(told))
     assert one.facts.device.processors == 6
     assert one.facts.links == (LinkMeasurement(other.peer_id, 7.5),)
