@@ -20,6 +20,11 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     logit_bias: Sequence[tuple[int, float]]
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    min_p: float
+    min_tokens: int
 
 
 def checked_params(params: SamplingParams | None, sampling: Sampling) -> SamplingParams:

@@ -15,16 +15,11 @@ CHAT_TOKENS: Final = 512
 """Chat has no limit by default; here it has, because a circuit reserves memory for all that may come."""
 _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "logits_processors": ([],),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
@@ -47,8 +42,8 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """Sampling fields that completions and chat share, with MoLink's own top_k, ignore_eos and stop_token_ids
-    beside.
+    """Sampling fields that completions and chat share. Beside OpenAI's own those that other servers have: top_k, min_p,
+    repetition_penalty, min_tokens, ignore_eos, stop_token_ids.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -65,6 +60,11 @@ class SamplingRequest(BaseModel):
     top_k: Annotated[int, Field(ge=-1)] | None = 0
     ignore_eos: bool | None = False
     stop_token_ids: list[TokenId] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "SamplingRequest":
@@ -101,6 +101,11 @@ class SamplingRequest(BaseModel):
                 ignore_eos=bool(self.ignore_eos),
                 logprobs=logprobs,
                 logit_bias=_bias(self.logit_bias or {}),
+                frequency_penalty=self.frequency_penalty or 0.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+                min_p=self.min_p or 0.0,
+                min_tokens=self.min_tokens or 0,
             )
         except SamplingError as error:
             raise InvalidRequest(str(error), error.parameter) from error

@@ -30,6 +30,7 @@ MAX_CERTIFICATE_BYTES = 1024
 MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
 MAX_RELAYS = 3
+MAX_SAMPLING_ABILITIES = 8
 MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
@@ -94,6 +95,8 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
     message.cone = facts.cone
     message.keeps_copies = facts.keeps_copies
     message.pairs = facts.pairs
+    size("sampling abilities", len(facts.sampling_abilities), MAX_SAMPLING_ABILITIES)
+    message.sampling_abilities.extend(facts.sampling_abilities)
     if facts.partner_peer_id:
         message.partner_key = public_key_of(facts.partner_peer_id)
 
@@ -110,6 +113,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("links", len(message.links), MAX_LINKS)
     size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
     size("relays", len(message.relays), MAX_RELAYS)
+    size("sampling abilities", len(message.sampling_abilities), MAX_SAMPLING_ABILITIES)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -152,6 +156,9 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         cone=message.cone,
         keeps_copies=message.keeps_copies,
         pairs=message.pairs,
+        sampling_abilities=tuple(
+            text("a sampling ability", ability, 16, least=1) for ability in message.sampling_abilities
+        ),
         partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
     )
 

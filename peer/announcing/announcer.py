@@ -24,7 +24,7 @@ from molink.peer.profiling.step_times import StepTimes, worth_announcing
 from molink.peer.wire.link.certificate import Certificate
 from molink.peer.wire.transport.line_quality import MeasureLine, announced_mbps
 from molink.routing.placement.placement import JoiningMachine
-from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span, merge_spans
+from molink.shards.spec import MAX_STEP_TOKENS, PENALTIES, ModelSpec, Span, merge_spans
 
 LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
@@ -68,6 +68,7 @@ class ServingTerms:
     keeps_copies: bool = False
     partner_peer_id: str = ""
     pairs: bool = False
+    sampling_abilities: tuple[str, ...] = (PENALTIES,)
 
 
 class Announcer:
@@ -256,4 +257,5 @@ def own_facts(
         keeps_copies=terms.keeps_copies,
         partner_peer_id=terms.partner_peer_id,
         pairs=terms.pairs,
+        sampling_abilities=terms.sampling_abilities,
     )

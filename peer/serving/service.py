@@ -96,8 +96,8 @@ class PeerService:
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
-        elif isinstance(header, pb.Move):
-            prepared.on_move(link, header)
+        elif isinstance(header, pb.Move | pb.History):
+            _go_on(prepared, link, header)
         elif isinstance(header, pb.CopyParts | pb.CopiesKept):
             if self._copying is not None:
                 self._copying.on_frame(link, header, frame.payload)
@@ -228,3 +228,11 @@ class PeerService:
                 self._artifacts.read_part, wanted.model_hash, wanted.sha256, wanted.offset
             )
         return pb.Response(content=pb.Content(total_bytes=total)), payload
+
+
+def _go_on(prepared: PreparedEpochs, link: Link, header: pb.Move | pb.History) -> None:
+    """What an epoch goes on with: the token behind which it begins, or the sequence that its tail is to know."""
+    if isinstance(header, pb.Move):
+        prepared.on_move(link, header)
+    else:
+        prepared.on_history(link, header)

@@ -24,7 +24,8 @@ from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint import store
 from molink.shards.errors import WeightsError
 from molink.shards.kv.kv_cache import CacheFull
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, sample
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample
 from molink.shards.spec import SamplingParams, Span
 
 PROMPT = [5, 6, 7, 9, 11, 200, 3]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from support.links.data_plane import until
 
@@ -44,11 +45,15 @@ async def lose_in_decode(
     new_tokens: int,
     *,
     standby: bool = False,
+    leaves: bool = False,
+    **sampling: Any,  # noqa: ANN401 - whatever `generate` takes
 ) -> tuple[Generation, LocalPeer]:
-    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
+    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one; or has it leave
+    of its own accord."""
     await know_all(client, swarm)
     victim: LocalPeer | None = None
-    pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
+    pieces = client.stream_events(prompt, max_new_tokens=new_tokens, **sampling)
+    leaving: asyncio.Task[int] | None = None
     tokens, strike_at = 0, 0
     try:
         while True:
@@ -68,9 +73,14 @@ async def lose_in_decode(
             if victim is None and keeps and tokens >= strike_at:
                 peers = {peer.peer_id: peer for peer in swarm.peers}
                 victim = peers[keeps if standby else hop]
-                await swarm.kill(victim)
+                if leaves:
+                    leaving = asyncio.create_task(swarm.stop(victim))
+                else:
+                    await swarm.kill(victim)
     finally:
         await pieces.aclose()
+        if leaving is not None:
+            await leaving
 
 
 async def lose_in_prompt(
