@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
+from molink.shards.grammar import Grammar
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Numeric types that a circuit can compute in, with the bytes of one element."""
 
@@ -255,7 +257,10 @@ class SamplingParams:
     min_p: float = 0.0
     """Tokens that are less likely than so many times the likeliest are left out, 0 to 1, after temperature."""
     min_tokens: int = 0
-    """Before so many tokens none that ends the generation is drawn; at most max_new_tokens."""
+    """Before so many tokens none that ends the generation is drawn, unless the grammar lets nothing else come; at most
+    max_new_tokens."""
+    grammar: Grammar | None = None
+    """What all of the generated text is; the model's own stop tokens then end it."""
 
     def __post_init__(self) -> None:
         """Raises SamplingError: a value is of another type, or out of range."""
@@ -297,6 +302,12 @@ class SamplingParams:
                 and not (_is_whole(self.max_new_tokens, 1) and self.min_tokens > self.max_new_tokens),
                 "a whole number from 0 to max_new_tokens",
             ),
+            ("grammar", self.grammar is None or isinstance(self.grammar, Grammar), "None or a Grammar"),
+            (
+                "ignore_eos",
+                not (self.grammar is not None and self.ignore_eos),
+                "False with a grammar, whose text ends",
+            ),
         )
         for name, holds, allowed in checks:
             if not holds:
@@ -304,7 +315,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a draw depends on the tokens before it."""
+        """Whether a draw depends on how often tokens were before it."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
 

@@ -22,7 +22,7 @@ from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStre
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
 from molink.client.epochs.session_log import HopLost, HopRecovery, SessionLog
 from molink.client.epochs.session_tokens import SessionTokens
-from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
@@ -83,6 +83,8 @@ class ClientSession:
             while True:
                 event = await self._next_event()
                 if isinstance(event, HopLost):
+                    if self._run is not None and self._run.refuses_grammar(event):
+                        raise InvalidRequest(event.detail, "grammar")
                     await self._recover(event)
                     continue
                 token = event.token

@@ -50,7 +50,8 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
 
 def needs_history(sampling: pb.Sampling) -> bool:
     """Returns whether what is drawn depends on the tokens before."""
-    return bool(sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty)
+    penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty
+    return bool(penalties) or sampling.HasField("grammar")
 
 
 def needed_ability(sampling: pb.Sampling) -> str:
@@ -89,4 +90,5 @@ def _sampling(spec: ModelSpec, params: SamplingParams) -> pb.Sampling:
         repetition_penalty=0.0 if params.repetition_penalty == 1 else params.repetition_penalty,
         min_p=params.min_p,
         min_tokens=params.min_tokens,
+        grammar=None if params.grammar is None else pb.Grammar(**{params.grammar.kind: params.grammar.text}),
     )

@@ -47,7 +47,7 @@ class TokenRules:
             vocabulary=spec.vocabulary_size,
             stop_ids=frozenset(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-            first_stop=descriptor.prompt_tokens + sampling.min_tokens,
+            first_stop=0 if sampling.HasField("grammar") else descriptor.prompt_tokens + sampling.min_tokens,
         )
 
     def check(self, token: pb.Token) -> None:

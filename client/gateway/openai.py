@@ -5,7 +5,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from molink.client.api.sampling import read_response_format
 from molink.client.errors import InvalidRequest
+from molink.shards.grammar import Grammar, GrammarError
 from molink.shards.spec import SamplingError, SamplingParams
 
 MAX_CHOICES: Final = 16
@@ -20,8 +22,6 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -32,7 +32,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
 """Parameters that would change the result but that a swarm does not have, with the values that change
 nothing.
 """
-_REFUSED_PREFIXES: Final = ("guided_", "structured_")
+_REFUSED_PREFIXES: Final = ("guided_",)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -65,6 +65,8 @@ class SamplingRequest(BaseModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "SamplingRequest":
@@ -106,9 +108,33 @@ class SamplingRequest(BaseModel):
                 repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
                 min_p=self.min_p or 0.0,
                 min_tokens=self.min_tokens or 0,
+                grammar=self._grammar(),
             )
         except SamplingError as error:
             raise InvalidRequest(str(error), error.parameter) from error
+
+    def _grammar(self) -> Grammar | None:
+        """As OpenAI has it, or as vLLM has what OpenAI has not: `structured_outputs` with `json`, `json_object`,
+        `regex` or `grammar` (Lark)."""
+        if self.structured_outputs is None:
+            return read_response_format(self.response_format)
+        if self.response_format not in (None, {"type": "text"}):
+            raise InvalidRequest("give either structured_outputs or response_format", "structured_outputs")
+        try:
+            match self.structured_outputs:
+                case {"json": str() | dict() as schema, **rest} if not rest:
+                    return Grammar.json_schema(schema)
+                case {"json_object": True, **rest} if not rest:
+                    return Grammar.json_object()
+                case {"regex": str(pattern), **rest} if not rest:
+                    return Grammar.regex(pattern)
+                case {"grammar": str(text), **rest} if not rest:
+                    return Grammar.lark(text)
+        except GrammarError as error:
+            raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from error
+        raise InvalidRequest(
+            "structured_outputs has one of json, json_object, regex and grammar", "structured_outputs"
+        )
 
 
 class CompletionRequest(SamplingRequest):

@@ -18,6 +18,7 @@ from molink.peer.wire.protocol.frames import ProtocolError
 from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.routing.routes.copy_forms import CopyForm, form_of
+from molink.shards.grammar import Grammar
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
@@ -109,7 +110,7 @@ class ServedSession(HopSession):
         """What its cache was computed from; None where no copies are made."""
         self.drawing: TailDrawing | None = None
         """At the tail: what draws depend on beside the logits; None: nothing."""
-        if self.is_tail and plan.params.has_penalties:
+        if self.is_tail and (plan.params.has_penalties or plan.params.grammar is not None):
             self.drawing, self.progress.draws_to = TailDrawing(plan.params, plan.prompt_tokens), 0
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
@@ -312,6 +313,14 @@ def _read_stage(
     return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens, encoding)
 
 
+def _read_grammar(sampling: pb.Sampling) -> Grammar | None:
+    """Raises ValueError."""
+    if not sampling.HasField("grammar"):
+        return None
+    kind = sampling.grammar.WhichOneof("of") or ""
+    return Grammar(kind, getattr(sampling.grammar, kind, ""))
+
+
 def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
     ids = (*sampling.stop_token_ids, *sampling.logit_bias)
     if any(token_id >= spec.vocabulary_size for token_id in ids):
@@ -331,6 +340,7 @@ def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
             repetition_penalty=sampling.repetition_penalty or 1.0,
             min_p=sampling.min_p,
             min_tokens=sampling.min_tokens,
+            grammar=_read_grammar(sampling),
         )
     except ValueError as error:
         raise ProtocolError(f"sampling: {error}") from error

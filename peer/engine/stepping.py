@@ -71,7 +71,7 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
-        self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)))
+        self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
         """What the draws here depend on beside logits."""
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""

@@ -218,7 +218,12 @@ def _request(one: StepInput, position: int) -> SampleRequest:
     left_out = plan.params.stop_token_ids if position < plan.prompt_tokens + plan.params.min_tokens else ()
     if drawing is None:
         return SampleRequest(plan.params, plan.seed, position, left_out=left_out)
-    return SampleRequest(plan.params, plan.seed, position, drawing.seen(), left_out)
+    if drawing.grammar is None:
+        return SampleRequest(plan.params, plan.seed, position, drawing.seen(), left_out)
+    mask = drawing.grammar.next
+    return SampleRequest(
+        plan.params, plan.seed, position, drawing.seen(), () if mask.ends else left_out, mask.allowed
+    )
 
 
 def _joined(first: StepResult, behind: StepResult) -> StepResult:

@@ -6,6 +6,7 @@ drawn; from there on the tail knows what it has drawn itself.
 
 from collections.abc import Sequence
 
+from molink.peer.masks.mask_worker import GrammarState
 from molink.shards.sampling.token_history import SeenTokens, TokenHistory
 from molink.shards.spec import SamplingParams
 
@@ -16,26 +17,41 @@ class TailDrawing:
 
     def __init__(self, params: SamplingParams, prompt_tokens: int) -> None:
         self._has_penalties = params.has_penalties
+        self._prompt_tokens = prompt_tokens
         self._history = TokenHistory(prompt_tokens)
+        self.grammar = None if params.grammar is None else GrammarState(params.grammar)
+        """None: there is none."""
 
     @property
-    def draws_to(self) -> int:
-        """The position up to which tokens can be drawn: what comes before it is known."""
+    def known(self) -> int:
+        """How many tokens of the sequence are known, from its beginning on."""
         return len(self._history)
 
+    @property
+    def is_prompt_known(self) -> bool:
+        """Whether all of the prompt is."""
+        return self.known >= self._prompt_tokens
+
     def learn(self, position: int, token_ids: Sequence[int]) -> bool:
-        """The sequence has these tokens from that position on; whether `draws_to` is another by that. What leaves a
-        gap, or is known, has no effect."""
-        before, known = self.draws_to, len(self._history)
-        if position <= known < position + len(token_ids):
-            self._history.extend(token_ids[known - position :])
-        return self.draws_to != before
+        """The sequence has these tokens from that position on; whether more is known by that. What leaves a gap, or is
+        known, has no effect."""
+        known = self.known
+        if not position <= known < position + len(token_ids):
+            return False
+        self._history.extend(token_ids[known - position :])
+        return True
+
+    def generated_behind(self, tokens: int) -> tuple[int, ...]:
+        """What was generated behind the first so many generated tokens."""
+        return self._history.behind(self._prompt_tokens + tokens)
 
     def go_to(self, position: int) -> None:
-        """A token is to be drawn for that position. Raises ValueError: what comes before it is not known."""
+        """A token is to be drawn for that position. Raises ValueError: what that depends on is not known."""
         self._history.cut(position)
-        if len(self._history) < position:
-            raise ValueError(f"of {position} tokens before this one {len(self._history)} are known")
+        if self.known < position:
+            raise ValueError(f"of {position} tokens before this one {self.known} are known")
+        if self.grammar is not None and self.grammar.next.position != position:
+            raise ValueError("what the grammar lets come there is not known")
 
     def seen(self) -> SeenTokens | None:
         """What penalties count; None where there are none."""

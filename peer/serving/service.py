@@ -20,6 +20,8 @@ from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
+MOST_GRAMMARS = 64
+"""Sessions with one that are drawn here at a time: each may take 32 MB."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,10 +35,14 @@ class PeerService:
         artifacts: ArtifactServer,
         activation_codecs: tuple[str, ...],
         is_announced: Callable[[str], bool] = lambda _: False,
+        *,
+        masks: bool = False,
     ) -> None:
-        """`is_announced`: whether an identity has announced itself to the swarm."""
+        """`is_announced`: whether an identity has announced itself to the swarm. `masks`: whether this peer draws by
+        grammars."""
         self._spec = spec
         self._encodings = (spec.dtype, *activation_codecs)
+        self._masks = masks
         self._sessions = sessions
         self._artifacts = artifacts
         self._stepper: Stepper | None = None
@@ -142,6 +148,15 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
+    def _require_masks(self, plan: SessionPlan, hop: int) -> None:
+        """Only a tail needs to understand the grammar."""
+        if plan.params.grammar is None or hop != len(plan.hops) - 1:
+            return
+        if not self._masks:
+            raise RequestRefused("ability", "this peer draws by no grammar: it lacks molink[grammars]")
+        if sum(one.plan.params.grammar is not None for one in self._sessions) >= MOST_GRAMMARS:
+            raise RequestRefused("busy", "this peer draws by as many grammars as it may", retry_after_s=1.0)
+
     def _knows(self, peer_id: str) -> bool:
         return self._admission is not None and self._admission.knows(peer_id)
 
@@ -172,6 +187,7 @@ class PeerService:
                 await self._limits.spend_reservation(link)
             plan = await asyncio.to_thread(read_plan, asked.descriptor, self._spec)
             self._require_encodings(plan, asked.hop)
+            self._require_masks(plan, asked.hop)
             if asked.copy:
                 if self._copying is None:
                     raise RequestRefused("busy", "this peer keeps no copies for others")

@@ -41,15 +41,9 @@ class TokenHistory:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The sequence, prompt included."""
-        return tuple(self._tokens)
-
-    @property
-    def generated(self) -> tuple[int, ...]:
-        """The tokens behind the prompt."""
-        return tuple(self._tokens[self._prompt_tokens :])
+    def behind(self, position: int) -> tuple[int, ...]:
+        """The tokens from that position on."""
+        return tuple(self._tokens[position:])
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """The sequence goes on with these."""

@@ -76,6 +76,10 @@ class Tokenizer:
         template = None if source is None else _compiled(source)
         return cls(backend, {name: token_content(value) for name, value in settings.items()}, template)
 
+    def to_json(self) -> str:
+        """The whole tokenizer in the form of tokenizer.json."""
+        return str(self._backend.to_str())
+
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens, added ones included."""

@@ -829,7 +829,7 @@ class Failed(_message.Message):
     start: _builtins.int
     stop: _builtins.int
     code: _builtins.str
-    """lost, engine, protocol, memory, paused, stalled, copy, move"""
+    """lost, engine, protocol, memory, paused, stalled, copy, move, grammar"""
     detail: _builtins.str
     def __init__(
         self,
@@ -1264,7 +1264,7 @@ class Refusal(_message.Message):
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     PEER_ID_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """memory, busy, draining, span, epoch, model, load, link, request, internal"""
+    """memory, busy, draining, span, epoch, model, load, link, request, internal, ability"""
     detail: _builtins.str
     retry_after_ms: _builtins.int
     peer_id: _builtins.str

@@ -54,7 +54,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (CHAT | {"tools": [{"type": "function"}]}, "tools"),
     (CHAT | {"tool_choice": "required"}, "tool_choice"),
     (CHAT | {"response_format": {"type": "json_schema"}}, "response_format"),
-    (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT | {"response_format": {"type": "xml"}}, "response_format"),
+    (CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, "response_format"),
+    (TEXT | {"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    (TEXT | {"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs"),
+    (TEXT | {"structured_outputs": {"json": "{"}}, "structured_outputs"),
+    (TEXT | {"structured_outputs": {"regex": "a" * 65_537}}, "structured_outputs"),
     (CHAT | {"top_logprobs": 2}, "top_logprobs"),
     (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
 ]
