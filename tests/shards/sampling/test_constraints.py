@@ -154,6 +154,12 @@ def test_a_row_of_which_nothing_is_left_fails_alone() -> None:
     assert drawn == Sampled(int(logits[1].argmax()), None, ())
 
 
+def test_constraints_read_nothing_on_a_device_that_has_nothing_to_read() -> None:
+    params = SamplingParams(temperature=1, min_p=0.1, repetition_penalty=2, frequency_penalty=1)
+    request = SampleRequest(params, 0, 0, seen([1, 2], [3]), (4,), bits([5, 6]))
+    constrain(torch.empty(3, VOCABULARY, device="meta"), [request] * 3)
+
+
 @pytest.mark.parametrize("kind", ["penalties", "mask", "min_p"])
 def test_sessions_that_ask_for_nothing_are_drawn_from_the_logits_themselves(
     kind: str, monkeypatch: pytest.MonkeyPatch
