@@ -1,233 +1,36 @@
-"""The gateway: OpenAI's HTTP API over a swarm."""
+"""The gateway's application: routes of the HTTP APIs, and what is around all of them."""
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from molink.client.api.generation import Generation, TextPiece
-from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
-from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
-from molink.client.gateway.error_handlers import ApiError, failure_of, on_error
+from molink.client.errors import ModelNotFound, SwarmError
+from molink.client.gateway.apis.messages import CountRequest, MessageRequest
+from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
+from molink.client.gateway.apis.responses import ResponseRequest
+from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
+from molink.client.gateway.error_handlers import MESSAGES, on_error
+from molink.client.gateway.generating import Gateway, ServingSwarm
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
-from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
-from molink.client.gateway.shares import plain_host, user_of
+from molink.client.gateway.page.routes import add_page
+from molink.client.gateway.page.swarm_feed import SwarmFeed
+from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
-from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
-from molink.shards.spec import ModelSpec, SamplingParams
 
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
-FORMATION_TIMEOUT_S = 30.0
-"""For so long a request waits for a circuit."""
-
-UNSERVED_S = 3.0
-"""For so long it waits where no peer is known that serves the model."""
-LOOKS_EVERY_S = 0.5
-MAX_REQUESTS = 32
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+RESPONSES: Final = "/v1/responses"
+COUNT_TOKENS: Final = f"{MESSAGES}/count_tokens"
+TOKENIZE: Final = "/tokenize"
+DETOKENIZE: Final = "/detokenize"
+WITH_BODIES: Final = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
+MAX_REQUESTS: Final = 32
 """A peer lends one client memory for so many generations at once."""
-MAX_TOKEN_BYTES = 128
-"""Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
-
-Event = dict[str, Any] | str
-
-
-class ServingSwarm(Protocol):
-    """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
-
-    @property
-    def model(self) -> ModelSpec: ...
-
-    @property
-    def is_served(self) -> bool: ...
-
-    def stream_events(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        params: SamplingParams | None = None,
-        timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[TextPiece]: ...
-
-    def stream_chat_events(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        params: SamplingParams | None = None,
-        timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[TextPiece]: ...
-
-    async def snapshot(self) -> dict[str, Any]: ...
-
-
-class Gateway:
-    """The routes' work, and what of it is under way."""
-
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots) -> None:
-        self._swarm = swarm
-        self._metrics = metrics
-        self._slots = slots
-        self._since = int(time.time())
-        self._running: set[Choices] = set()
-
-    def stop(self) -> None:
-        """Begins nothing more. What runs goes on; what waits for its turn is refused."""
-        self._slots.stop()
-
-    def end(self) -> None:
-        """Ends what runs: each answer says that the gateway stops."""
-        for choices in tuple(self._running):
-            choices.fail(GatewayStopping())
-
-    def models(self) -> list[dict[str, Any]]:
-        """The models that can be asked for here, in OpenAI's shape."""
-        spec = self._swarm.model
-        return [
-            {
-                "id": spec.name,
-                "object": "model",
-                "created": self._since,
-                "owned_by": "swarm",
-                "context_length": spec.context_length,
-                "model_hash": spec.model_hash,
-            }
-        ]
-
-    async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        """POST /v1/completions."""
-        self._require_model(body.model)
-        for prompt in body.prompts:
-            if isinstance(prompt, str):
-                _require_possible(prompt, self._swarm.model, "prompt")
-        jobs = [(prompt, body.params(choice)) for prompt in body.prompts for choice in range(body.choices)]
-        echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
-        answer = CompletionAnswer(self._swarm.model, body.choices, echoes)
-        streams = [
-            self._swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
-            for prompt, params in jobs
-        ]
-        return await self._answer(body, request, answer, streams)
-
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        self._require_model(body.model)
-        messages = [message.plain() for message in body.messages]
-        _require_possible("".join(message["content"] for message in messages), self._swarm.model, "messages")
-        answer = ChatAnswer(self._swarm.model, body.choices, stream=bool(body.stream))
-        streams = [
-            self._swarm.stream_chat_events(
-                messages, params=body.params(choice), timeout_s=FORMATION_TIMEOUT_S
-            )
-            for choice in range(body.choices)
-        ]
-        return await self._answer(body, request, answer, streams)
-
-    async def is_ready(self) -> ApiError | None:
-        """None if a circuit could be formed now, else why not."""
-        try:
-            snapshot = await self._swarm.snapshot()
-        except SwarmError as error:
-            return failure_of(error)
-        if snapshot.get("ready", bool(snapshot.get("peers"))):
-            return None
-        reason = snapshot.get("reason") or "the peers that are known do not cover the model"
-        return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
-
-    def _require_model(self, model: str) -> None:
-        spec = self._swarm.model
-        if model not in (spec.name, spec.model_hash):
-            raise ModelNotFound(model, f"this gateway serves {spec.name}")
-
-    async def _answer(
-        self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[TextPiece]]
-    ) -> Response:
-        user = user_of(request.client.host if request.client else None)
-        async with AsyncExitStack() as stack:
-            try:
-                taken = await until_gone(request.receive, self._slots.take(user, len(streams)))
-                stack.callback(self._slots.give, user, taken)
-                choices = await stack.enter_async_context(Choices(streams))
-                self._running.add(choices)
-                stack.callback(self._running.discard, choices)
-                if not body.stream:
-                    generations = await until_gone(request.receive, self._collect(choices, len(streams)))
-                    return JSONResponse(answer.whole(generations))
-                # The first piece decides whether the answer is a stream or an error with its own status.
-                first = await until_gone(request.receive, self._first(choices))
-            except ClientGone:
-                return Response(status_code=499)
-            kept = stack.pop_all()
-        events = self._events(kept, choices, first, answer, len(streams), usage=body.include_usage)
-        return EventStream(events)
-
-    async def _first(self, choices: Choices) -> tuple[int, TextPiece] | None:
-        """The first piece. Where nobody serves the model, nobody waits for a circuit."""
-        clock = asyncio.get_running_loop().time
-        last_served_s = clock()
-        while True:
-            try:
-                async with asyncio.timeout(LOOKS_EVERY_S) as look:
-                    return await choices.next()
-            except TimeoutError:
-                if not look.expired():
-                    raise
-            if self._swarm.is_served:
-                last_served_s = clock()
-            elif clock() - last_served_s > UNSERVED_S:
-                raise SwarmUnavailable("no peer serves the model")
-
-    async def _collect(self, choices: Choices, count: int) -> list[Generation]:
-        generations: dict[int, Generation] = {}
-        item = await self._first(choices)
-        while item is not None:
-            self._note(generations, *item)
-            item = await choices.next()
-        return [generations[choice] for choice in range(count)]
-
-    async def _events(
-        self,
-        kept: AsyncExitStack,
-        choices: Choices,
-        first: tuple[int, TextPiece] | None,
-        answer: Answer,
-        count: int,
-        *,
-        usage: bool,
-    ) -> AsyncGenerator[Event, None]:
-        """The chunks of a stream. A failure is its last event, and then there is no [DONE]."""
-        generations: dict[int, Generation] = {}
-        opened: set[int] = set()
-        async with kept:
-            item = first
-            try:
-                while item is not None:
-                    choice, piece = item
-                    opening = [] if choice in opened else answer.opening(choice)
-                    opened.add(choice)
-                    for chunk in (*opening, *answer.chunks(choice, piece)):
-                        yield chunk | ({"usage": None} if usage else {})
-                    self._note(generations, choice, piece)
-                    item = await choices.next()
-                if usage:
-                    yield answer.usage_chunk([generations[choice] for choice in range(count)])
-                yield "[DONE]"
-            except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
-                yield failure_of(error).body()
-
-    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
-        if piece.finish_reason is None:
-            return
-        if piece.generation is None:
-            raise RuntimeError("a generation ended without its result")
-        generations[choice] = piece.generation
-        self._metrics.generated(piece.generation)
 
 
 def create_app(
@@ -237,6 +40,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     waiting_s: float = WAITING_S,
     make_room: Callable[[], None] = lambda: None,
+    invites: Sequence[str] = (),
 ) -> FastAPI:
     """The application; its `state.gateway` is told when to stop.
 
@@ -246,21 +50,26 @@ def create_app(
         allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
         waiting_s: longest wait of a request for its turn.
         make_room: called now and then while one waits.
+        invites: addresses of peers that the page shows to everybody who may join.
     """
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
-    gateway = app.state.gateway = Gateway(swarm, metrics, slots)
+    feed = SwarmFeed(swarm, invites)
+    gateway = app.state.gateway = Gateway(swarm, metrics, slots, feed)
     names = frozenset(map(plain_host, allowed_hosts))
-    app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
+    app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=WITH_BODIES)
     for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, on_error)
-    _add_api(app, gateway)
-    _add_probes(app, gateway, swarm, metrics)
+    _add_openai(app, gateway)
+    _add_anthropic(app, gateway)
+    _add_tokens(app, gateway)
+    _add_probes(app, gateway, metrics)
+    add_page(app, feed)
     return app
 
 
-def _add_api(app: FastAPI, gateway: Gateway) -> None:
+def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": gateway.models()}
@@ -280,8 +89,32 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await gateway.chat(body, request)
 
+    @app.post(RESPONSES)
+    async def responses(body: ResponseRequest, request: Request) -> Response:
+        return await gateway.respond(body, request)
 
-def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Metrics) -> None:
+
+def _add_anthropic(app: FastAPI, gateway: Gateway) -> None:
+    @app.post(MESSAGES)
+    async def messages(body: MessageRequest, request: Request) -> Response:
+        return await gateway.message(body, request)
+
+    @app.post(COUNT_TOKENS)
+    async def count_tokens(body: CountRequest) -> dict[str, Any]:
+        return await gateway.count_tokens(body)
+
+
+def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
+    @app.post(TOKENIZE)
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        return await gateway.tokenize(body)
+
+    @app.post(DETOKENIZE)
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        return gateway.detokenize(body)
+
+
+def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:
     @app.get("/healthz")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -294,18 +127,3 @@ def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Me
     @app.get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
-
-    @app.get("/v1/swarm")
-    async def swarm_state() -> dict[str, Any]:
-        return await swarm.snapshot()
-
-
-def _require_possible(text: str, spec: ModelSpec, parameter: str) -> None:
-    """Refuses what cannot fit into the context, before the work of finding out how many tokens it has."""
-    text_bytes = len(text.encode(errors="replace"))
-    if text_bytes > MAX_TOKEN_BYTES * spec.context_length:
-        raise InvalidRequest(
-            f"a text of {text_bytes} bytes is more than {spec.name} takes with its {spec.context_length - 1} tokens "
-            "at most: shorten it",
-            parameter,
-        )

@@ -12,6 +12,7 @@ import typer
 from molink import commands
 from molink.client.commands import options
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging
+from molink.configuration import SettingsError, check_address
 
 EXAMPLE_PEER: Final = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _app = typer.Typer(
@@ -43,6 +44,13 @@ def serve(
             help="Host name under which users reach it; repeat it for several. Localhost and addresses always work.",
         ),
     ] = None,
+    invite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MULTIADDR",
+            help="Address of a peer that the page shows to all, in the command that joins. Repeat it for several.",
+        ),
+    ] = None,
     database: Annotated[
         str | None, typer.Option(metavar="URL", help="Where keys and services are kept: not in this version.")
     ] = None,
@@ -69,6 +77,7 @@ def serve(
             "leave the option out",
             EXIT_USAGE,
         )
+    invites = _checked_invites(invite or ())
     try:
         listener = _listen(host, port)
     except OSError as error:
@@ -82,7 +91,9 @@ def serve(
 
         try:
             hosts = (host, *(allow_host or ()))
-            asyncio.run(_serve(listener, initial_peers, model, swarm_key, max_requests, hosts, state_dir))
+            asyncio.run(
+                _serve(listener, initial_peers, model, swarm_key, max_requests, hosts, state_dir, invites)
+            )
         except IdentityUnusable as error:
             raise CommandFailed(str(error)) from error
         except InvalidRequest as error:
@@ -99,6 +110,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family)
 
 
+def _checked_invites(addresses: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(map(check_address, addresses))
+    except SettingsError as error:
+        raise CommandFailed(f"--invite: {error}", EXIT_USAGE) from error
+
+
 async def _serve(
     listener: socket.socket,
     initial_peers: list[str] | None,
@@ -107,6 +125,7 @@ async def _serve(
     max_requests: int,
     hosts: Collection[str],
     state_dir: Path | None,
+    invites: Sequence[str],
 ) -> None:
     from molink.client.api.swarm import AsyncSwarm
     from molink.client.gateway.kept_identity import gateway_identity
@@ -118,7 +137,7 @@ async def _serve(
     swarm.text_work = TextProcesses
     with gateway_identity(state_dir) as swarm.identity:
         async with swarm:
-            await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts)
+            await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts, invites=invites)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

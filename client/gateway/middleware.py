@@ -1,6 +1,8 @@
 """Request middleware (ASGI): checks the host, bounds bodies, counts requests, and answers unforeseen errors."""
 
 import asyncio
+import re
+import secrets
 from collections.abc import Collection
 from typing import Final
 
@@ -14,6 +16,7 @@ from molink.client.gateway.shares import FairShares, host_is_allowed, user_of
 MAX_BODY_BYTES: Final = 2**20
 UNFINISHED_BYTES: Final = 2**26
 """Of all bodies together that have not come to their end."""
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _INVALID: Final = "invalid_request_error"
 
 
@@ -38,12 +41,14 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 0
+        status, request_id = 0, _request_id(scope)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -51,7 +56,7 @@ class RequestMiddleware:
         except Exception as error:  # noqa: BLE001 - the boundary of a request
             failure = failure_of(error)
             if not status:
-                await failure.response()(scope, receive, watched)
+                await failure.response(scope["path"])(scope, receive, watched)
         finally:
             known = scope["path"] if scope["path"] in self._paths else "unmatched"
             route = getattr(scope.get("route"), "path", known)
@@ -70,7 +75,7 @@ class RequestMiddleware:
         if body is None:
             return
         if isinstance(body, ApiError):
-            await body.response()(scope, receive, send)
+            await body.response(scope["path"])(scope, receive, send)
             return
         read = False
 
@@ -111,6 +116,14 @@ class RequestMiddleware:
         finally:
             if held:
                 self._unfinished.give(user, held)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The id by which a request is told from others: its client's, where that is one, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return f"req_{secrets.token_hex(12)}".encode()
 
 
 def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:

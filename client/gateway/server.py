@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, cast
@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import typer
 import uvicorn
 
-from molink.client.gateway.app import Gateway, ServingSwarm, create_app
+from molink.client.gateway.app import create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -25,6 +25,7 @@ from molink.client.gateway.connections import (
     Connections,
     GatewayConnection,
 )
+from molink.client.gateway.generating import Gateway, ServingSwarm
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""
@@ -98,7 +99,12 @@ class Server(uvicorn.Server):
 
 
 async def serve_app(
-    swarm: ServingSwarm, listener: socket.socket, *, max_requests: int, hosts: Collection[str]
+    swarm: ServingSwarm,
+    listener: socket.socket,
+    *,
+    max_requests: int,
+    hosts: Collection[str],
+    invites: Sequence[str] = (),
 ) -> None:
     """Serves the swarm on the socket until a signal comes."""
     connections = Connections(most_connections(_raised_descriptors()))
@@ -109,6 +115,7 @@ async def serve_app(
         max_requests=max_requests,
         allowed_hosts=hosts,
         make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
+        invites=invites,
     )
     await Server(server_config(app, connections), app.state.gateway, connections).serve(sockets=[listener])
     _end_process_within(ENDS_AFTER_S)
