@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SwarmError,
         SwarmUnavailable,
     )
+    from molink.shards.grammar import Grammar
     from molink.shards.spec import SamplingParams
 
     __version__: str
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncSwarm",
     "Generation",
+    "Grammar",
     "Hop",
     "InvalidRequest",
     "ModelNotFound",
@@ -53,6 +55,7 @@ _load = lazy_names(
             "SwarmError",
             "SwarmUnavailable",
         ),
+        "shards.grammar": ("Grammar",),
         "shards.spec": ("SamplingParams",),
     },
 )

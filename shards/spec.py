@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
+from molink.shards.grammar import Grammar
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Numeric types that a circuit can compute in, with the bytes of one element."""
 
@@ -14,6 +16,10 @@ INT8_BLOCK = 64
 """Values of an activation that share a scale in int8. Smaller blocks are more exact: one outlier spoils fewer."""
 ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 """How activations may travel between peers: in the model's own numbers, or, if all agree, in fewer bytes."""
+
+PENALTIES, GRAMMARS = "penalties", "grammars"
+"""What a circuit's tail may be able to do where it draws tokens: heed what has been in the sequence (penalties), and
+mask what a grammar forbids."""
 
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""
@@ -217,9 +223,11 @@ class SamplingError(ValueError):
 class SamplingParams:
     """How the tail of a circuit chooses the next token, and when a generation ends.
 
-    temperature 0 is greedy and ignores top_k, top_p and seed. Otherwise the logits are divided by it, cut to the
-    top_k most likely (0: all) and then to the smallest set of probability top_p, and a token is drawn with a random
-    number that depends on (seed, position) alone, so that any peer that takes over draws the same.
+    logit_bias is added to the logits, then come the penalties, and what a grammar or min_tokens forbids is left out.
+    temperature 0 is greedy and ignores min_p, top_k, top_p and seed. Otherwise the logits are divided by it, cut to
+    tokens that are at least min_p times as likely as the likeliest, to the top_k most likely (0: all) and then to the
+    smallest set of probability top_p, and a token is drawn with a random number that depends on (seed, position) alone,
+    so that any peer that takes over draws the same.
     """
 
     max_new_tokens: int = 128
@@ -234,9 +242,25 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's own stop tokens."""
     logprobs: int | None = None
-    """None: no log-probabilities. n: the chosen token's and those of the n most likely, 0 to 20."""
+    """None: no log-probabilities. n: the chosen token's and those of the n most likely, 0 to 20. They are of the logits
+    with logit_bias, before penalties, masks and all that follows."""
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     """(token id, added to its logit) pairs, at most 300."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that it was generated, -2 to 2 (OpenAI's formula)."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of each token that was generated, -2 to 2 (OpenAI's formula)."""
+    repetition_penalty: float = 1.0
+    """The logits of tokens of the prompt and of generated ones are divided by it where they are positive, else
+    multiplied, 0.01 to 100 (Keskar et al. 2019, CTRL, section 4.1; as transformers does it). Comes before the two
+    above."""
+    min_p: float = 0.0
+    """Tokens that are less likely than so many times the likeliest are left out, 0 to 1, after temperature."""
+    min_tokens: int = 0
+    """Before so many tokens none that ends the generation is drawn, unless the grammar lets nothing else come; at most
+    max_new_tokens."""
+    grammar: Grammar | None = None
+    """What all of the generated text is; the model's own stop tokens then end it."""
 
     def __post_init__(self) -> None:
         """Raises SamplingError: a value is of another type, or out of range."""
@@ -264,10 +288,35 @@ class SamplingParams:
                 _are(self.logit_bias, 300, _is_bias),
                 "at most 300 pairs of a token id and a number from -100 to 100",
             ),
+            ("frequency_penalty", _is_number(self.frequency_penalty, -2, 2), "a number from -2 to 2"),
+            ("presence_penalty", _is_number(self.presence_penalty, -2, 2), "a number from -2 to 2"),
+            (
+                "repetition_penalty",
+                _is_number(self.repetition_penalty, 0.01, 100),
+                "a number from 0.01 to 100",
+            ),
+            ("min_p", _is_number(self.min_p, 0, 1), "a number from 0 to 1"),
+            (
+                "min_tokens",
+                _is_whole(self.min_tokens, 0)
+                and not (_is_whole(self.max_new_tokens, 1) and self.min_tokens > self.max_new_tokens),
+                "a whole number from 0 to max_new_tokens",
+            ),
+            ("grammar", self.grammar is None or isinstance(self.grammar, Grammar), "None or a Grammar"),
+            (
+                "ignore_eos",
+                not (self.grammar is not None and self.ignore_eos),
+                "False with a grammar, whose text ends",
+            ),
         )
         for name, holds, allowed in checks:
             if not holds:
                 raise SamplingError(name, getattr(self, name), allowed)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a draw depends on how often tokens were before it."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
 
 def _is_whole(value: object, least: int, most: int = 2**31 - 1) -> bool:

@@ -14,6 +14,7 @@ from molink.client.circuit.reserving import HopRefused, describe, release
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.session_log import HopLost
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -80,6 +81,11 @@ class RunningCircuit:
         """Whether that peer is the head in that epoch."""
         circuits = (one for one in (self.circuit, self.before) if one is not None)
         return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in circuits)
+
+    def refuses_grammar(self, loss: HopLost) -> bool:
+        """Whether it is over because the tail cannot draw by the grammar that was asked for: nor could another."""
+        asked, tail = self.circuit.descriptor.sampling.HasField("grammar"), self.circuit.links[-1]
+        return asked and loss.code == "grammar" and (loss.peer_id, loss.accuser) == (tail.peer_id, "")
 
     def in_order(self, arrival: TokenArrival, intake: TokenStream) -> list[TokenArrival]:
         """The tokens that are next now that this one has come.

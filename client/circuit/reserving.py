@@ -26,7 +26,7 @@ PROGRESS_S = 20.0
 """Within which a hop that loads layers has loaded something more."""
 MOST_RETRY_AFTER_S = 60.0
 CODES = frozenset(
-    {"memory", "busy", "draining", "span", "epoch", "model", "load", "link", "request", "internal"}
+    {"memory", "busy", "draining", "span", "epoch", "model", "load", "link", "request", "internal", "ability"}
 )
 
 Report = Callable[[str], None]

@@ -8,6 +8,7 @@ from functools import partial
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.peer_history import InFlightLoad, PeerHistory
 from molink.client.circuit.quarantine import Quarantine
+from molink.client.circuit.session_request import needed_ability
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -22,6 +23,7 @@ from molink.routing import (
     replan,
 )
 from molink.routing.cost.terms import Demand
+from molink.routing.routes.able_tails import lacking_ability, with_able_tails
 from molink.routing.routes.copy_forms import CopyForm, copy_costs
 from molink.routing.routes.partners import partner_candidates
 from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
@@ -40,8 +42,8 @@ class RouteSelector:
         self._spec = spec
         self._peer_history = PeerHistory()
         self._in_flight_load = InFlightLoad()
-        self._standing: dict[tuple[int, int], IncumbentRoute] = {}
-        """By the lengths of session and prompt, as powers of two."""
+        self._standing: dict[tuple[str, int, int], IncumbentRoute] = {}
+        """By what the tail has to be able to do, and the lengths of session and prompt, as powers of two."""
         self._shortlist: Shortlist | None = None
 
     def record_loss(self, peer_id: str) -> None:
@@ -69,6 +71,8 @@ class RouteSelector:
         peer_ids = [view.peer_id for view in views]
         now_s = asyncio.get_running_loop().time()
         self._peer_history.record_alive(peer_ids, now_s)
+        ability = needed_ability(template.sampling)
+        views = with_able_tails(views, ability)
         snapshot = Snapshot(
             self._in_flight_load.add_to_views(views, now_s),
             self._spec,
@@ -77,19 +81,22 @@ class RouteSelector:
         )
         tokens = template.capacity_tokens
         prompt_tokens = min(template.prompt_tokens, tokens)
-        key = (tokens.bit_length(), prompt_tokens.bit_length())
-        standing, self._shortlist = await asyncio.to_thread(
-            replan_incumbent_among,
-            self._standing.get(key),
-            self._shortlist,
-            SnapshotPeers(snapshot),
-            tokens,
-            prompt_tokens=prompt_tokens,
-            now_s=now_s,
-            criteria=replace(
-                criteria(avoid, first=template.epoch == 0), activation_codec=template.activation_codec
-            ),
-        )
+        key = (ability, tokens.bit_length(), prompt_tokens.bit_length())
+        try:
+            standing, self._shortlist = await asyncio.to_thread(
+                replan_incumbent_among,
+                self._standing.get(key),
+                self._shortlist,
+                SnapshotPeers(snapshot),
+                tokens,
+                prompt_tokens=prompt_tokens,
+                now_s=now_s,
+                criteria=replace(
+                    criteria(avoid, first=template.epoch == 0), activation_codec=template.activation_codec
+                ),
+            )
+        except NoCircuit as cause:
+            raise lacking_ability(cause, views, ability) from cause
         self._standing[key] = standing
         return standing.route
 
@@ -107,6 +114,7 @@ class RouteSelector:
         Raises:
             molink.routing.NoCircuit: that route holds no more, and there is none without the peers to avoid.
         """
+        views = with_able_tails(views, needed_ability(descriptor.sampling))
         names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
         listed = [view for view in views if names is None or view.peer_id in names]
         peer_ids = [view.peer_id for view in listed]
@@ -139,6 +147,7 @@ class RouteSelector:
         without_time: frozenset[str],
     ) -> tuple[PartnerChoice, ...]:
         """Who should keep copies of these hops of a session's circuit. On a thread of its own, as `choose`."""
+        views = with_able_tails(views, needed_ability(descriptor.sampling))
         names = None
         if self._shortlist is not None:
             names = partner_candidates(views, frozenset(self._shortlist.posed), route, hops)

@@ -16,12 +16,13 @@ from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
 from molink.client.circuit.reserving import HopRefused, Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
-from molink.client.circuit.session_request import SessionRequest, describe_session
+from molink.client.circuit.session_request import SessionRequest, describe_session, needs_history
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
 from molink.client.epochs.session_log import HopLost, HopRecovery, SessionLog
-from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.client.epochs.session_tokens import SessionTokens
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
@@ -46,8 +47,9 @@ class ClientSession:
         self.watch: Callable[[pb.Token], None] = lambda _: None
         self._circuit_builder = circuit_builder
         self._report = report
-        self._history = list(asked.prompt)
         self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
+        tells = needs_history(self._template.sampling)
+        self._tokens = SessionTokens(self._template.session, asked.prompt, tell_tails=tells)
         self._events: asyncio.Queue[TokenArrival | HopLost] = asyncio.Queue(
             self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
@@ -80,10 +82,12 @@ class ClientSession:
             while True:
                 event = await self._next_event()
                 if isinstance(event, HopLost):
+                    if self._run is not None and self._run.refuses_grammar(event):
+                        raise InvalidRequest(event.detail, "grammar")
                     await self._recover(event)
                     continue
                 token = event.token
-                self._history.append(token.token_id)
+                self._tokens.history.append(token.token_id)
                 self.log.record_token(event.at_s, self._circuits.first_token_since_s)
                 self._circuits.handle(core.Yielded(), clock())
                 if token.finish != pb.NOT_FINISHED:
@@ -116,6 +120,7 @@ class ClientSession:
             return
         for one in taken:
             self._events.put_nowait(one)
+            self._tokens.arrive(one.token, run.circuit.links[-1], run.circuit.descriptor.epoch)
         if taken and run.before is not None and taken[-1].token.epoch == self._template.epoch:
             self._leave_circuit(run, run.before)
 
@@ -158,12 +163,12 @@ class ClientSession:
         """A circuit for a new epoch, started on the history so far."""
         self._run = None
         circuit = await self._circuit_builder.build(
-            self._circuits, asked, self._template, len(self._history), self._kept, self._report
+            self._circuits, asked, self._template, len(self._tokens.history), self._kept, self._report
         )
-        self.log.record_recovery(len(self._history) - circuit.position, circuit.route, seized)
+        self.log.record_recovery(len(self._tokens.history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
-        self._run = RunningCircuit(circuit, TokenStream(rules, len(self._history), len(circuit.links)))
+        self._run = RunningCircuit(circuit, TokenStream(rules, len(self._tokens.history), len(circuit.links)))
         if self.log.route is None:
             self.log.cached_tokens = circuit.position
         self.log.route = circuit.route
@@ -172,13 +177,17 @@ class ClientSession:
         start = pb.Start(
             session=self._template.session,
             epoch=self._template.epoch,
-            token_ids=self._history,
+            token_ids=self._tokens.history,
             position=circuit.position,
         )
         for link in circuit.links:
             if link.closed_because is not None:
                 self._lose(HopLost(self._template.epoch, link.peer_id, "lost", as_said(link.closed_because)))
                 return
+        if not self._tokens.begin(circuit.links, self._template.epoch):
+            at = circuit.links[-1].peer_id
+            self._lose(HopLost(self._template.epoch, at, "lost", "the tail takes no more"))
+            return
         if not circuit.head.post(start):
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
             return
@@ -230,7 +239,7 @@ class ClientSession:
 
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
-        return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
+        return route.ttft_ms / 1000 * len(self._tokens.history) / max(1, self._template.prompt_tokens)
 
     async def _recover(self, loss: HopLost) -> None:
         """Goes on elsewhere, without the peer that failed.
@@ -308,7 +317,7 @@ class ClientSession:
             asked = core.MoveWanted(wanted.planned.route.peer_ids)
             self._circuits.handle(asked, clock())
             try:
-                epoch, tokens = self._circuits.last_epoch, len(self._history)
+                epoch, tokens = self._circuits.last_epoch, len(self._tokens.history)
                 circuit = await self._moves.prepare(wanted, self._template, epoch, tokens)
             except HopRefused as refused:
                 self._report(f"a move is not made: {refused}")
@@ -332,6 +341,7 @@ class ClientSession:
         self.log.is_nameless, self._template.prefix_blocks = True, b""
         self.standbys.pause()
         run.circuit, run.before = circuit, before
+        self._tokens.go_over(circuit.links[-1], self._template.epoch)
         if not before.head.post(move):
             self._lose(HopLost(self._template.epoch, before.head.peer_id, "lost", "the head takes no more"))
 
@@ -351,13 +361,13 @@ class ClientSession:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            self.standbys.renew(len(self._history))
+            self.standbys.renew(len(self._tokens.history))
             asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
             run = self._run
             for link in () if run is None else run.circuit.links:
                 link.post(pb.Request(id=0, await_ready=asked))
             if run is not None and run.before is None:
-                left_tokens = self._template.capacity_tokens - len(self._history)
+                left_tokens = self._template.capacity_tokens - len(self._tokens.history)
                 await self._moves.look_for_better(run.circuit, left_tokens)
                 self._moves.begin(self._run, self._move)
 
@@ -374,9 +384,9 @@ class ClientSession:
         """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
         key = self._circuit_builder.prefix_key
         is_nameless = self.log.is_nameless or self.log.recovering is not None
-        further = b"" if is_nameless else _further_blocks(self._history, self._template, key)
+        further = b"" if is_nameless else _further_blocks(self._tokens.history, self._template, key)
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
-        valid_tokens = len(self._history) - 1
+        valid_tokens = len(self._tokens.history) - 1
         for peer_id, descriptor in self._kept.take_all_but(peer_ids):
             link = self._circuit_builder.connection.links.find(peer_id)
             if link is not None:

@@ -8,7 +8,7 @@ from molink.client.errors import InvalidRequest
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, block_names
-from molink.shards.spec import ModelSpec, SamplingParams
+from molink.shards.spec import GRAMMARS, PENALTIES, ModelSpec, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,19 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
     )
 
 
+def needs_history(sampling: pb.Sampling) -> bool:
+    """Returns whether what is drawn depends on the tokens before."""
+    penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty
+    return bool(penalties) or sampling.HasField("grammar")
+
+
+def needed_ability(sampling: pb.Sampling) -> str:
+    """Returns what the tail has to announce for a session to be drawn as asked; empty: nothing."""
+    if sampling.HasField("grammar"):
+        return GRAMMARS
+    return PENALTIES if needs_history(sampling) or sampling.min_p or sampling.min_tokens else ""
+
+
 def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
     """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
     id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
@@ -72,4 +85,10 @@ def _sampling(spec: ModelSpec, params: SamplingParams) -> pb.Sampling:
         stop_token_ids=sorted(set(stop_ids)),
         logprobs=params.logprobs,
         logit_bias=dict(params.logit_bias),
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=0.0 if params.repetition_penalty == 1 else params.repetition_penalty,
+        min_p=params.min_p,
+        min_tokens=params.min_tokens,
+        grammar=None if params.grammar is None else pb.Grammar(**{params.grammar.kind: params.grammar.text}),
     )

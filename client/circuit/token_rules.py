@@ -34,6 +34,8 @@ class TokenRules:
     stop_ids: frozenset[int]
     logprobs: int | None
     """How many of the likeliest tokens each has beside it; None: no log-probabilities."""
+    first_stop: int = 0
+    """The position before which no token ends the generation."""
 
     @classmethod
     def of(cls, descriptor: pb.SessionDescriptor, spec: ModelSpec) -> Self:
@@ -45,6 +47,7 @@ class TokenRules:
             vocabulary=spec.vocabulary_size,
             stop_ids=frozenset(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            first_stop=0 if sampling.HasField("grammar") else descriptor.prompt_tokens + sampling.min_tokens,
         )
 
     def check(self, token: pb.Token) -> None:
@@ -53,6 +56,8 @@ class TokenRules:
             raise HeadAtFault(f"it sent a token for position {token.position} of {self.last_position + 1}")
         if token.token_id >= self.vocabulary:
             raise HeadAtFault(f"it sent token {token.token_id} of a vocabulary of {self.vocabulary}")
+        if token.position < self.first_stop and token.token_id in self.stop_ids:
+            raise HeadAtFault("it ends the generation before as many tokens as were asked for")
         if token.finish != self._finish(token):
             raise HeadAtFault("it ends the generation where it does not end, or goes on behind its end")
         self._check_logprobs(token)

@@ -266,6 +266,7 @@ class Facts(_message.Message):
     CONE_FIELD_NUMBER: _builtins.int
     KEEPS_COPIES_FIELD_NUMBER: _builtins.int
     PARTNER_KEY_FIELD_NUMBER: _builtins.int
+    SAMPLING_ABILITIES_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
@@ -332,6 +333,10 @@ class Facts(_message.Message):
     def relays(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relay]:
         """where this peer is asked for, if nobody can dial it"""
 
+    @_builtins.property
+    def sampling_abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """where it draws tokens, as a tail: penalties, grammars"""
+
     def __init__(
         self,
         *,
@@ -365,12 +370,13 @@ class Facts(_message.Message):
         cone: _builtins.bool = ...,
         keeps_copies: _builtins.bool = ...,
         partner_key: _builtins.bytes = ...,
+        sampling_abilities: _abc.Iterable[_builtins.str] | None = ...,
         pairs: _builtins.bool = ...,
         region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "region", b"region", "relay_address", b"relay_address", "relays", b"relays", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "region", b"region", "relay_address", b"relay_address", "relays", b"relays", "sampling_abilities", b"sampling_abilities", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,7 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "layer_ms": facts.layer_latencies[0].layer_ms if facts.layer_latencies else None,
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
+        "sampling_abilities": list(facts.sampling_abilities),
         "keeps_copies": facts.keeps_copies,
         "pairs": facts.pairs,
         "partner": facts.partner_peer_id or None,

@@ -31,6 +31,7 @@ MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
 MAX_RELAYS = 3
 MAX_REGION_CHARACTERS = 32
+MAX_SAMPLING_ABILITIES = 8
 MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
@@ -96,6 +97,8 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
     message.keeps_copies = facts.keeps_copies
     message.pairs = facts.pairs
     message.region = text("the region", facts.region, MAX_REGION_CHARACTERS)
+    size("sampling abilities", len(facts.sampling_abilities), MAX_SAMPLING_ABILITIES)
+    message.sampling_abilities.extend(facts.sampling_abilities)
     if facts.partner_peer_id:
         message.partner_key = public_key_of(facts.partner_peer_id)
 
@@ -112,6 +115,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("links", len(message.links), MAX_LINKS)
     size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
     size("relays", len(message.relays), MAX_RELAYS)
+    size("sampling abilities", len(message.sampling_abilities), MAX_SAMPLING_ABILITIES)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -155,6 +159,9 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         keeps_copies=message.keeps_copies,
         pairs=message.pairs,
         region=text("the region", message.region, MAX_REGION_CHARACTERS),
+        sampling_abilities=tuple(
+            text("a sampling ability", ability, 16, least=1) for ability in message.sampling_abilities
+        ),
         partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
     )
 

@@ -179,6 +179,8 @@ class PeerFacts:
     """Whether it keeps second copies of others' KV caches, and lets others keep them of its own."""
     partner_peer_id: str = ""
     """The only peer that may keep copies of its own, if its owner has named one."""
+    sampling_abilities: tuple[str, ...] = ()
+    """What it can do where it draws tokens as a circuit's tail, beside what every peer can: PENALTIES, GRAMMARS."""
     pairs: bool = False
     """Whether its sessions go over to their partners while it computes prompts: copies are of keys and values then."""
     region: str = ""

@@ -51,6 +51,7 @@ from molink.peer.host_policy.gpus import gpus_of, this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.host_policy.pausing import Pausing
 from molink.peer.host_policy.readings import MachineReader, ReadMachine
+from molink.peer.masks.mask_worker import MaskedModel
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.models.choosing import ask_for_model, choose_model, model_notes
 from molink.peer.models.hub import HubAccess
@@ -69,8 +70,9 @@ from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import Span
+from molink.shards.spec import GRAMMARS, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
+from molink.shards.text.token_masks import grammars_are_available
 
 _log = logging.getLogger(__name__)
 
@@ -147,11 +149,14 @@ class Bootstrap:
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
+        spec, masked = model.spec, None
+        if grammars_are_available() and spec.stop_token_ids:
+            masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
         serving = await stack.enter_async_context(
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times),
+                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -187,6 +192,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
+                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
+from molink.peer.engine.tail_drawing import TailDrawing
 from molink.peer.hop.session import HopPlace, HopSession
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.redundancy.input_log import InputLog
@@ -17,6 +18,7 @@ from molink.peer.wire.protocol.frames import ProtocolError
 from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.routing.routes.copy_forms import CopyForm, form_of
+from molink.shards.grammar import Grammar
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
@@ -50,6 +52,8 @@ class SessionPlan:
     seed: int
     prompt_tokens: int
     capacity_tokens: int
+    vocabulary: int
+    """Token ids are below."""
     trace: bool
     prefix: tuple[bytes, ...]
     """Names of the prompt's leading blocks, as the client chose them."""
@@ -104,6 +108,10 @@ class ServedSession(HopSession):
         """The session can begin behind any number of them from this one on, or behind none."""
         self.inputs: InputLog | None = None
         """What its cache was computed from; None where no copies are made."""
+        self.drawing: TailDrawing | None = None
+        """At the tail: what draws depend on beside the logits; None: nothing."""
+        if self.is_tail and (plan.params.has_penalties or plan.params.grammar is not None):
+            self.drawing, self.progress.draws_to = TailDrawing(plan.params, plan.prompt_tokens), 0
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 
@@ -190,6 +198,7 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         seed=descriptor.sampling.seed,
         prompt_tokens=descriptor.prompt_tokens,
         capacity_tokens=descriptor.capacity_tokens,
+        vocabulary=spec.vocabulary_size,
         trace=descriptor.trace,
         prefix=_read_prefix(descriptor),
         encodings=encodings,
@@ -304,6 +313,14 @@ def _read_stage(
     return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens, encoding)
 
 
+def _read_grammar(sampling: pb.Sampling) -> Grammar | None:
+    """Raises ValueError."""
+    if not sampling.HasField("grammar"):
+        return None
+    kind = sampling.grammar.WhichOneof("of") or ""
+    return Grammar(kind, getattr(sampling.grammar, kind, ""))
+
+
 def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
     ids = (*sampling.stop_token_ids, *sampling.logit_bias)
     if any(token_id >= spec.vocabulary_size for token_id in ids):
@@ -318,6 +335,12 @@ def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
             stop_token_ids=tuple(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
             logit_bias=tuple(sampling.logit_bias.items()),
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty or 1.0,
+            min_p=sampling.min_p,
+            min_tokens=sampling.min_tokens,
+            grammar=_read_grammar(sampling),
         )
     except ValueError as error:
         raise ProtocolError(f"sampling: {error}") from error

@@ -30,6 +30,7 @@ from molink.peer.engine.steps import (
     rows_as_they_came,
     token_message,
 )
+from molink.peer.engine.tail_draws import TailDraws
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import ArrivedRows
@@ -70,6 +71,8 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
+        self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
+        """What the draws here depend on beside logits."""
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
         self._actions: Mapping[type, Callable[[Any], None]] = {
@@ -169,6 +172,7 @@ class Stepper:
         if max(tokens) >= spec.vocabulary_size:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
         computed = tokens[start.position :]
+        self.draws.learn(session, 0, tokens)
         if session.inputs is not None:
             session.inputs.record(0, token_rows(tokens[: start.position]))
         self._handle(
@@ -270,10 +274,12 @@ class Stepper:
         if not output.sampled:
             return []
         asked = [one for one in output.inputs if one.sample]
-        drawn = zip(asked, output.sampled, output.positions, strict=True)
+        drawn = list(zip(asked, output.sampled, output.positions, strict=True))
+        for one, token, position in drawn:
+            self.draws.drew(one.session, position, token.token_id)
         return [
-            _step_token(one.session, token_message(one, token, position, self._sender.timings(one, output)))
-            for one, token, position in drawn
+            _step_token(one.session, token_message(one, token, at, self._sender.timings(one, output)))
+            for one, token, at in drawn
         ]
 
     # -- the core

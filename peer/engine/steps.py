@@ -23,7 +23,8 @@ from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.partial_step import PartialStep
-from molink.shards.sampling.sampling import Sampled, SampleRequest, sample_each
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import Sampled, sample_each
 from molink.shards.spec import ModelSpec, Span, row_bytes
 
 MOST_ACTIVATION = 2.0**30
@@ -154,6 +155,8 @@ def _begun(
         try:
             if cache.length != one.position:
                 engine.begin_behind(cache, one.position)
+            if one.sample and one.session.drawing is not None:
+                one.session.drawing.go_to(one.position + one.tokens)
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
@@ -211,7 +214,16 @@ def _step(
 
 def _request(one: StepInput, position: int) -> SampleRequest:
     """How the session's token at that position is chosen."""
-    return SampleRequest(one.session.plan.params, one.session.plan.seed, position)
+    plan, drawing = one.session.plan, one.session.drawing
+    left_out = plan.params.stop_token_ids if position < plan.prompt_tokens + plan.params.min_tokens else ()
+    if drawing is None:
+        return SampleRequest(plan.params, plan.seed, position, left_out=left_out)
+    if drawing.grammar is None:
+        return SampleRequest(plan.params, plan.seed, position, drawing.seen(), left_out)
+    mask = drawing.grammar.next
+    return SampleRequest(
+        plan.params, plan.seed, position, drawing.seen(), () if mask.ends else left_out, mask.allowed
+    )
 
 
 def _joined(first: StepResult, behind: StepResult) -> StepResult:

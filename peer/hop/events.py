@@ -104,6 +104,15 @@ class WindowUpdated(Generic[Session]):
     stepped: Sequence[Credit[Session]]
 
 
+@dataclass(frozen=True, slots=True)
+class DrawsAllowed(Generic[Session]):
+    """Event: at the tail, all is known that draws up to that position depend on beside logits: what the sequence is
+    before it, and what a grammar lets follow. Without this event that is nothing; with it, what draws beyond waits."""
+
+    session: Session
+    position: int
+
+
 @dataclass(slots=True)
 class BatchComputed(Generic[Session, Payload]):
     """Event: answers `ComputeBatch`, or says what came of parts of prompts with their last slice."""
@@ -194,6 +203,7 @@ HopEvent: TypeAlias = (
     | TokensReturned[Session, Payload]
     | FaultFound[Session]
     | WindowUpdated[Session]
+    | DrawsAllowed[Session]
     | BatchComputed[Session, Payload]
     | SliceComputed[Session, Payload]
     | FramesRefused[Session, Payload]

@@ -10,16 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Generic
 
+from molink.peer.hop import events
 from molink.peer.hop.engine_turns import EngineTurns
 from molink.peer.hop.events import (
-    AwaitRoom,
     BatchComputed,
-    DeliverTokens,
-    DropSlice,
-    EpochOver,
-    FailSession,
+    DrawsAllowed,
     FaultFound,
-    ForwardRows,
     FramesRefused,
     HeldRetried,
     HopEffect,
@@ -28,11 +24,7 @@ from molink.peer.hop.events import (
     MoveAsked,
     PromptExpected,
     PromptStarted,
-    RecordBatch,
-    RetryHeld,
     RowsArrived,
-    SendTokens,
-    SendWindowUpdate,
     SessionContinued,
     SessionEnded,
     SessionOpened,
@@ -40,16 +32,23 @@ from molink.peer.hop.events import (
     SliceComputed,
     TokensReturned,
     Undelivered,
-    WakeAt,
     WindowUpdated,
     Woken,
 )
 from molink.peer.hop.frames import HeldFrames, OutgoingFrame, credits_by_hop, frames_of, tokens_by_head
 from molink.peer.hop.head import Head
-from molink.peer.hop.session import ArrivedRows, DrawnToken, HopSettings, HopStep, Payload, Session
+from molink.peer.hop.session import (
+    ArrivedRows,
+    DrawnToken,
+    HopSettings,
+    HopStep,
+    Payload,
+    Session,
+    due_of_prompt,
+    fault_of_token,
+)
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
-from molink.peer.scheduling.prompt_order import due_s
 
 
 class HopCore(Generic[Session, Payload]):
@@ -117,7 +116,7 @@ class HopCore(Generic[Session, Payload]):
             wake_s = self._head.due_s(now_s, is_idle=not self._turns.is_busy)
             if wake_s is not None and wake_s < self._wake_s:
                 self._wake_s = wake_s
-                effects.append(WakeAt(wake_s))
+                effects.append(events.WakeAt(wake_s))
         return effects
 
     def _on_rare(self, event: HopEvent[Session, Payload], now_s: float) -> None:
@@ -130,18 +129,23 @@ class HopCore(Generic[Session, Payload]):
             self._on_begin(event, now_s)
         elif isinstance(event, MoveAsked | SessionContinued):
             self._on_move(event, now_s)
-        elif isinstance(event, FaultFound):
-            if event.session.previous_peer_id == event.peer_id:
-                self._fail(event.session, event.peer_id, "protocol", event.detail)
-        elif isinstance(event, Undelivered):
-            for session in event.sessions:
-                self._fail(session, event.peer_id, "lost", event.detail)
+        elif isinstance(event, DrawsAllowed):
+            self._on_draws_allowed(event, now_s)
+        elif isinstance(event, FaultFound | Undelivered):
+            self._on_fault(event)
         elif isinstance(event, Woken):
             self._wake_s = math.inf
             self._begin_steps(now_s)
             self._pump(now_s)
         else:
             self._on_room(event, now_s)
+
+    def _on_fault(self, event: FaultFound[Session] | Undelivered[Session]) -> None:
+        if isinstance(event, Undelivered):
+            for one in event.sessions:
+                self._fail(one, event.peer_id, "lost", event.detail)
+        elif event.session.previous_peer_id == event.peer_id:
+            self._fail(event.session, event.peer_id, "protocol", event.detail)
 
     def _on_room(self, event: HopEvent[Session, Payload], now_s: float) -> None:
         """What says whether a next hop, or the link to it, takes more prefill."""
@@ -154,12 +158,12 @@ class HopCore(Generic[Session, Payload]):
                     session.prefill.send_window.apply_window_update(step)
         elif isinstance(event, LinkHasRoom):
             if frames := self._held.of_peer(event.peer_id):
-                self._effects.append(RetryHeld(event.peer_id, frames))
+                self._effects.append(events.RetryHeld(event.peer_id, frames))
                 return
         elif isinstance(event, HeldRetried):
             self._held.drop_first(event.peer_id, event.frames)
             if event.peer_id in self._held:
-                self._effects.append(AwaitRoom(event.peer_id))
+                self._effects.append(events.AwaitRoom(event.peer_id))
                 return
         self._pump(now_s)
 
@@ -194,6 +198,11 @@ class HopCore(Generic[Session, Payload]):
             self._begin_steps(now_s)
             self._pump(now_s)
 
+    def _on_draws_allowed(self, event: DrawsAllowed[Session], now_s: float) -> None:
+        if (rows := event.session.progress.allow_draws(event.position)) is not None:
+            self._add(rows, now_s)
+            self._pump(now_s)
+
     def _on_rows(self, event: RowsArrived[Session, Payload], now_s: float) -> None:
         for one in event.rows:
             session = one[0]
@@ -208,13 +217,8 @@ class HopCore(Generic[Session, Payload]):
             session, step, position = token[:3]
             if session.ended or not session.is_head or session.previous_peer_id != event.peer_id:
                 continue  # not the session's tail, whatever the client told it
-            if session.prefill.chunks:
-                self._fail(
-                    session, event.peer_id, "protocol", "a token came before the whole prompt was sent"
-                )
-            elif position == session.progress.history_tokens and step != session.progress.next_step - 1:
-                detail = f"a token of step {step} came after step {session.progress.next_step - 1}"
-                self._fail(session, event.peer_id, "protocol", detail)
+            if (fault := fault_of_token(session, step, position)) is not None:
+                self._fail(session, event.peer_id, "protocol", fault)
             else:
                 drawn.append(token)
         self._advance(drawn, now_s)
@@ -223,7 +227,7 @@ class HopCore(Generic[Session, Payload]):
         """With the last slice of a part it is as if all had been one step."""
         over, is_dropped = self._turns.end_slice(event)
         if is_dropped:
-            self._effects.append(DropSlice())
+            self._effects.append(events.DropSlice())
         if event.whole is None:
             self._pump(now_s)
         else:
@@ -238,7 +242,7 @@ class HopCore(Generic[Session, Payload]):
                     self._fail(one.session, event.peer_id, "lost", detail)
             else:
                 if event.peer_id not in self._held:
-                    self._effects.append(AwaitRoom(event.peer_id))
+                    self._effects.append(events.AwaitRoom(event.peer_id))
                 self._held.hold(frame)
 
     # -- the engine
@@ -263,7 +267,7 @@ class HopCore(Generic[Session, Payload]):
         self._begin_steps(now_s)
         self._turns.record_computed(steps, now_s)
         credited = credits_by_hop(steps)
-        self._effects += [SendWindowUpdate(peer_id, stepped) for peer_id, stepped in credited.items()]
+        self._effects += [events.SendWindowUpdate(peer_id, stepped) for peer_id, stepped in credited.items()]
         through = event.through
         for one, detail in event.failures:
             self._fail(one.session, self._settings.peer_id, "engine", detail)
@@ -278,20 +282,20 @@ class HopCore(Generic[Session, Payload]):
                 self._add_chunk(one.session, now_s)
         if not through or through[0].session.is_tail:
             elsewhere, drawn_here = tokens_by_head(event.tokens)
-            self._effects += [SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
+            self._effects += [events.SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
             self._advance(drawn_here, now_s)
         else:
             self._pump(now_s)
             self._forward(event)
         tokens = sum([one.tokens for one in steps])
-        self._effects.append(RecordBatch(event.compute_s, len(steps), tokens, work))
+        self._effects.append(events.RecordBatch(event.compute_s, len(steps), tokens, work))
 
     # -- steps
 
     def _advance(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
         delivered: list[DrawnToken[Session, Payload]] = []
-        over: list[EpochOver[Session, Payload]] = []
+        over: list[events.EpochOver[Session, Payload]] = []
         for token in drawn:
             session, step, position, is_last, payload, _ = token
             progress = session.progress
@@ -302,13 +306,13 @@ class HopCore(Generic[Session, Payload]):
             if is_last or progress.moves:
                 self._head.end_decode(session)
                 session.decoding = None
-                over += [] if is_last else [EpochOver(session, position, payload)]
+                over += [] if is_last else [events.EpochOver(session, position, payload)]
             else:
                 self._go_on(session, step + 1, payload, now_s)
         self._begin_steps(now_s)
         self._pump(now_s)
         if delivered:
-            self._effects.append(DeliverTokens(delivered))
+            self._effects.append(events.DeliverTokens(delivered))
         self._effects += over
 
     def _go_on(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
@@ -340,14 +344,15 @@ class HopCore(Generic[Session, Payload]):
         progress, settings = session.progress, self._settings
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
+        if sample and position + tokens > progress.draws_to and session.is_tail:
+            progress.waiting_draw = rows
+            return
         if (fault := settings.fault_of_step(session, step, position, tokens, prefill=prefill)) is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)
             return
         due = session.prefill
         if prefill and step == 0 and settings.uses_deadlines:
-            place = session.place
-            left = max(progress.history_tokens, place.prompt_tokens) - position
-            due.due_s = due_s(place.stages, max(tokens, left), now_s)
+            due.due_s = due_of_prompt(session, position, tokens, now_s)
         pending = HopStep(
             session, step, session.span, tokens, now_s, prefill, due.due_s, position, tokens,
             sample=sample, payload=payload,
@@ -367,15 +372,17 @@ class HopCore(Generic[Session, Payload]):
         if apart:
             frames = [one for one in frames if not (one.prefill and one.steps[0].session.ended)]
         if len(frames) == 1 and not self._held:
-            self._effects.append(ForwardRows(frames[0].peer_id, frames))
+            self._effects.append(events.ForwardRows(frames[0].peer_id, frames))
             return
-        self._effects += [ForwardRows(peer_id, ours) for peer_id, ours in self._held.sorted_out(frames)]
+        self._effects += [
+            events.ForwardRows(peer_id, ours) for peer_id, ours in self._held.sorted_out(frames)
+        ]
 
     def _fail(self, session: Session, peer_id: str, code: str, detail: str) -> None:
         """Ends the session's epoch here, and says who is blamed."""
         if not session.ended:
             self._end(session)
-            self._effects.append(FailSession(session, peer_id, code, detail))
+            self._effects.append(events.FailSession(session, peer_id, code, detail))
 
     def _end(self, session: Session) -> None:
         """The session has ended: what waits of it is dropped, and frames of its own that wait for a link."""
@@ -385,8 +392,8 @@ class HopCore(Generic[Session, Payload]):
         self._sessions.discard(session)
         self._head.end_session(session)
         if self._turns.end_session(session):
-            self._effects.append(DropSlice())
-        prefill = session.prefill
+            self._effects.append(events.DropSlice())
+        prefill, session.progress.waiting_draw = session.prefill, None
         prefill.chunks.clear()
         prefill.payload_of = session.decoding = None
         if prefill.held_frames and self._settings.uses_deadlines:

@@ -5,6 +5,7 @@ sessions are elsewhere: the micro-batch queue, the limit of micro-batches in fli
 frames that wait for a link; `HopCore` takes the session out of them when it ends.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits, PendingStep
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
+from molink.peer.scheduling.prompt_order import due_s
 from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.prefill_chunks import Cut
 from molink.shards.spec import Span
@@ -102,6 +104,15 @@ class HopProgress:
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
     moves: bool = False
     """At the head: whether the next token is the last of this epoch."""
+    draws_to: float = math.inf
+    """At the tail: the position up to which tokens can be drawn; the step that would draw one beyond it waits."""
+    waiting_draw: Any = None
+    """At the tail: the rows of that step (`ArrivedRows`)."""
+
+    def allow_draws(self, position: int) -> Any:  # noqa: ANN401 - as `waiting_draw`
+        """Tokens can be drawn up to there: the rows that waited for that, if there are some."""
+        rows, self.draws_to, self.waiting_draw = self.waiting_draw, position, None
+        return rows
 
     def may_begin_at(self, position: int) -> bool:
         """Whether the next step may: nowhere with a gap before it, and within an epoch never further back than in the
@@ -153,6 +164,23 @@ DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
 head's next step computes, and what the client gets."""
 Credit: TypeAlias = tuple[Session, int]
 """Session, and the step up to which all of its prefill has been computed."""
+
+
+def due_of_prompt(session: HopSession, position: int, tokens: int, now_s: float) -> float:
+    """When a prompt is due whose first so many tokens are there, from that position on."""
+    place = session.place
+    left = max(session.progress.history_tokens, place.prompt_tokens) - position
+    return due_s(place.stages, max(tokens, left), now_s)
+
+
+def fault_of_token(session: HopSession, step: int, position: int) -> str | None:
+    """What is wrong with a token that has come back to the session's head; None: nothing."""
+    progress = session.progress
+    if session.prefill.chunks:
+        return "a token came before the whole prompt was sent"
+    if position == progress.history_tokens and step != progress.next_step - 1:
+        return f"a token of step {step} came after step {progress.next_step - 1}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from molink.shards.batching.ways import DecodingWay
 from molink.shards.codec import dtype_of
 from molink.shards.errors import WeightsError
 from molink.shards.kv.kv_cache import CacheFull, SequenceCache
-from molink.shards.sampling.sampling import SampleRequest
+from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 from molink.shards.store.blob_part import BlobPart, StandIn
 

@@ -19,6 +19,7 @@ from molink.peer.engine.stepping import Stepper
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import HopSettings
+from molink.peer.masks.mask_worker import MaskedModel, MaskWorker
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.redundancy.input_log import InputLogs, log_limit_bytes
@@ -108,6 +109,8 @@ class OfferedCompute:
     leases: LeaseBook
     step_times: StepTimes | None = None
     """If they are known, prompts are computed so that decode beside them keeps its pace."""
+    masked: MaskedModel | None = None
+    """Whose tokens are masked where a grammar is asked for; None: there are no grammars here."""
 
 
 class DataPlane:
@@ -131,7 +134,12 @@ class DataPlane:
         spec = backend.engine.spec
         limits = settings.limits or batch_limits(spec)
         service = PeerService(
-            spec, sessions, compute.artifacts, settings.activation_codecs, swarm.is_announced
+            spec,
+            sessions,
+            compute.artifacts,
+            settings.activation_codecs,
+            swarm.is_announced,
+            masks=compute.masked is not None,
         )
         self.handler = settings.wrap(service)
         self._engine_thread = EngineThread()
@@ -167,6 +175,8 @@ class DataPlane:
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
+        if compute.masked is not None:
+            self.stepper.draws.masks = MaskWorker(compute.masked)
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
         self.loader = LayerLoader(leased)
         self.links.newest_facts = swarm.newest_facts
@@ -211,6 +221,8 @@ class DataPlane:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._engine_thread)
+            if self.stepper.draws.masks is not None:
+                await stack.enter_async_context(self.stepper.draws.masks)
             await stack.enter_async_context(self.links)
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.admission.close)

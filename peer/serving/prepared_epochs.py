@@ -49,6 +49,9 @@ class PreparedEpoch:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """What is done as soon as it has begun."""
     beginning: asyncio.Task[None] | None = None
+    histories: list[pb.History] = field(default_factory=list)
+    """At the tail: what the client has told of the sequence."""
+    history_tokens: int = 0
 
     @property
     def key(self) -> LeaseKey:
@@ -57,6 +60,21 @@ class PreparedEpoch:
     @property
     def previous_peer_id(self) -> str:
         return self.plan.hops[self.hop - 1].peer_id
+
+    def fail(self, peer_id: str, detail: str) -> None:
+        """Tells the client that the epoch cannot begin at this peer."""
+        span, key = self.plan.span_of(self.hop), self.key
+        self.owner.post(
+            pb.Failed(
+                session=key.session,
+                epoch=key.epoch,
+                peer_id=peer_id,
+                start=span.start,
+                stop=span.stop,
+                code="move",
+                detail=detail[:500],
+            )
+        )
 
 
 class PreparedEpochs:
@@ -151,6 +169,22 @@ class PreparedEpochs:
             if known.hop > 0 and len(known.waiting) < MOST_FRAMES:
                 known.waiting.append(lambda: self._stepper.on_activations(link, frame, header))
                 self._begin(known, row.position)
+
+    def on_history(self, link: Link, history: pb.History) -> None:
+        """The client tells the tail what the sequence is. If the epoch has not begun the stepper hears it as soon as it
+        has.
+
+        Raises:
+            ProtocolError: it is not the sender's to say, or more than there is to say of one session.
+        """
+        known = self._prepared.get(history.session)
+        if known is None or known.key.epoch != history.epoch or known.owner is not link:
+            self._stepper.draws.on_history(self._sessions.get(history.session, history.epoch), link, history)
+            return
+        known.history_tokens += len(history.token_ids)
+        if not history.token_ids or known.history_tokens > 2 * known.plan.capacity_tokens:
+            raise ProtocolError("a history has the tokens of its session, each once")
+        known.histories.append(history)
 
     def on_move(self, link: Link, move: pb.Move) -> None:
         """The client of a session whose head is here has it go on in its next epoch; or the head that was hands over
@@ -281,16 +315,18 @@ class PreparedEpochs:
             if not readiness.ready or readiness.held_tokens < position:
                 raise RequestRefused("memory", f"{readiness.held_tokens} tokens are here, not {position}")
         except RequestRefused as refused:
-            self._fail(known, refused.detail)
+            known.fail(self._peer_id, refused.detail)
             return
         finally:
             if self._prepared.get(key.session) is known:
                 del self._prepared[key.session]
         try:
+            for history in known.histories:
+                self._stepper.draws.on_history(self._sessions.get(*known.key), known.owner, history)
             for action in known.waiting:
                 action()
         except ProtocolError as error:
-            self._fail(known, str(error))
+            known.fail(self._peer_id, str(error))
 
     async def _whole(self, session: bytes, position: int) -> None:
         """Returns when the copy here, if there is one, covers so many tokens. Raises RequestRefused."""
@@ -303,20 +339,6 @@ class PreparedEpochs:
                 detail = f"the copy covers {copy.intake.kept_tokens} tokens, not {position}"
                 raise RequestRefused("memory", detail)
             await asyncio.sleep(BEGIN_EVERY_S)
-
-    def _fail(self, known: PreparedEpoch, detail: str) -> None:
-        span = known.plan.span_of(known.hop)
-        known.owner.post(
-            pb.Failed(
-                session=known.key.session,
-                epoch=known.key.epoch,
-                peer_id=self._peer_id,
-                start=span.start,
-                stop=span.stop,
-                code="move",
-                detail=detail[:500],
-            )
-        )
 
     def _drop(self, known: PreparedEpoch | None) -> None:
         if known is None:

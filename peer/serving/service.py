@@ -20,6 +20,8 @@ from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
+MOST_GRAMMARS = 64
+"""Sessions with one that are drawn here at a time: each may take 32 MB."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,10 +35,14 @@ class PeerService:
         artifacts: ArtifactServer,
         activation_codecs: tuple[str, ...],
         is_announced: Callable[[str], bool] = lambda _: False,
+        *,
+        masks: bool = False,
     ) -> None:
-        """`is_announced`: whether an identity has announced itself to the swarm."""
+        """`is_announced`: whether an identity has announced itself to the swarm. `masks`: whether this peer draws by
+        grammars."""
         self._spec = spec
         self._encodings = (spec.dtype, *activation_codecs)
+        self._masks = masks
         self._sessions = sessions
         self._artifacts = artifacts
         self._stepper: Stepper | None = None
@@ -96,8 +102,8 @@ class PeerService:
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
-        elif isinstance(header, pb.Move):
-            prepared.on_move(link, header)
+        elif isinstance(header, pb.Move | pb.History):
+            _go_on(prepared, link, header)
         elif isinstance(header, pb.CopyParts | pb.CopiesKept):
             if self._copying is not None:
                 self._copying.on_frame(link, header, frame.payload)
@@ -144,6 +150,15 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
+    def _require_masks(self, plan: SessionPlan, hop: int) -> None:
+        """Only a tail needs to understand the grammar."""
+        if plan.params.grammar is None or hop != len(plan.hops) - 1:
+            return
+        if not self._masks:
+            raise RequestRefused("ability", "this peer draws by no grammar: it lacks molink[grammars]")
+        if sum(one.plan.params.grammar is not None for one in self._sessions) >= MOST_GRAMMARS:
+            raise RequestRefused("busy", "this peer draws by as many grammars as it may", retry_after_s=1.0)
+
     def _knows(self, peer_id: str) -> bool:
         return self._admission is not None and self._admission.knows(peer_id)
 
@@ -174,6 +189,7 @@ class PeerService:
                 await self._limits.spend_reservation(link)
             plan = await asyncio.to_thread(read_plan, asked.descriptor, self._spec)
             self._require_encodings(plan, asked.hop)
+            self._require_masks(plan, asked.hop)
             if asked.copy:
                 if self._copying is None:
                     raise RequestRefused("busy", "this peer keeps no copies for others")
@@ -230,3 +246,11 @@ class PeerService:
                 self._artifacts.read_part, wanted.model_hash, wanted.sha256, wanted.offset
             )
         return pb.Response(content=pb.Content(total_bytes=total)), payload
+
+
+def _go_on(prepared: PreparedEpochs, link: Link, header: pb.Move | pb.History) -> None:
+    """What an epoch goes on with: the token behind which it begins, or the sequence that its tail is to know."""
+    if isinstance(header, pb.Move):
+        prepared.on_move(link, header)
+    else:
+        prepared.on_history(link, header)

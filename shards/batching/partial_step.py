@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.sampling.sampling import SampleRequest
+from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.spec import ModelSpec, Span
 
 

@@ -6,7 +6,7 @@ the result says so, and the row is to be drawn again from all.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -65,12 +65,20 @@ def on_device(lists: Sequence[Sequence[float]], dtype: torch.dtype, like: Tensor
     return torch.split(host.to(like.device, non_blocking=True), [len(one) for one in lists])
 
 
-def draw(logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dtype) -> Drawn:
+def draw(
+    logits: Tensor,
+    picks: Sequence[Pick],
+    candidates: int,
+    dtype: torch.dtype,
+    told_of: Tensor | None = None,
+) -> Drawn:
     """One token for each row of float32 logits [rows, vocabulary]; weights are computed in `dtype`.
 
     Where order is needed so many candidates are put in order, or all; top_k is at most as large, or at least the
-    vocabulary.
+    vocabulary. Log-probabilities are those of the logits `told_of`, if they are others.
     """
+    if told_of is not None and any(pick.logprobs is not None for pick in picks):
+        return _draw_and_tell(logits, picks, candidates, dtype, told_of)
     tokens = logits.argmax(-1, keepdim=True)
     peaks = logits.gather(1, tokens)
     unsettled = torch.zeros_like(tokens, dtype=torch.bool)
@@ -99,6 +107,26 @@ def draw(logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dt
             told, short = _told(logits, order, rows, tokens, totals, most_told(picks, logits.shape[1]))
             unsettled[rows.told] |= short
     return Drawn(tokens, peaks, unsettled, told)
+
+
+def _draw_and_tell(
+    logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dtype, told_of: Tensor
+) -> Drawn:
+    """As `draw`: the tokens of the ones, the log-probabilities of the others."""
+    drawn = draw(logits, [replace(pick, logprobs=None) for pick in picks], candidates, dtype)
+    telling = [Pick(logprobs=pick.logprobs) for pick in picks]
+    kinds = _Kinds.of(telling, told_of.shape[1])
+    peaks = told_of.amax(-1, keepdim=True)
+    rows = _Rows.sent(kinds, telling, told_of, peaks, dtype)
+    totals = Weights.of(told_of, rows.told, rows.peaks[rows.told], rows.weighed_at).total
+    if candidates < told_of.shape[1]:
+        candidates = _TOLD_CANDIDATES
+    whole_batch = kinds.told == list(range(len(picks)))
+    order = _Order.of(told_of, rows.told, candidates, whole=whole_batch)
+    told, short = _told(told_of, order, rows, drawn.tokens, totals, most_told(picks, told_of.shape[1]))
+    unsettled = drawn.unsettled.clone()
+    unsettled[rows.told] |= short
+    return Drawn(drawn.tokens, drawn.peaks, unsettled, told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The next token of each session from its logits. What is drawn depends on (seed, position) and the logits
-alone."""
+"""The next token of each session from its logits. What is drawn depends on (seed, position), the logits and what the
+request says of the sequence before it alone."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from molink.shards.sampling.constraints import constrain, with_bias
 from molink.shards.sampling.drawing import CANDIDATES, Pick, draw, most_told, on_device
+from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.weights import weighing_dtype
-from molink.shards.spec import SamplingParams
 
 _WHOLE_ROWS = 8
 """Rows whose whole vocabulary is put in order at a time."""
@@ -30,20 +32,9 @@ class BrokenLogits(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """How to choose the token at `position` of a session's sequence, the prompt counted."""
-
-    params: SamplingParams
-    seed: int
-    """In [0, 2**64)."""
-    position: int
-    """In [0, 2**64)."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sampled:
-    """The chosen token. Log-probabilities are natural, of the biased logits before temperature, top_k and
-    top_p."""
+    """The chosen token. Log-probabilities are natural, of the biased logits before penalties, masks, temperature,
+    min_p, top_k and top_p."""
 
     token_id: int
     logprob: float | None
@@ -89,14 +80,16 @@ def sample_each(
     wanted = [_pick(request, vocabulary) for request in requests]
     picks = [one if isinstance(one, Pick) else Pick() for one in wanted]
     refused = {row: one for row, one in enumerate(wanted) if not isinstance(one, Pick)}
-    large = [row for row, pick in enumerate(picks) if CANDIDATES < pick.top_k < vocabulary]
-    others = sorted(set(range(len(picks))) - set(large))
-    biased = _with_bias(logits, requests, refused)
-    candidates = [_Part(others, CANDIDATES)] if others else []
-    read = _read(biased, picks, candidates + _whole(large, vocabulary), dtype)
-    unsettled = [row for row, outcome in read.items() if outcome is None]
+    sources = _sources(with_bias(logits, requests, refused), requests, refused)
+    read = _read(picks, [part for source in sources for part in _parts(source, picks)], dtype)
+    unsettled = {row for row, outcome in read.items() if outcome is None}
     if unsettled:
-        read |= _read(biased, picks, _whole(unsettled, vocabulary), dtype)
+        again = [
+            part
+            for source in sources
+            for part in _whole(source, [row for row in source.drawn if row in unsettled])
+        ]
+        read |= _read(picks, again, dtype)
     outcomes = {row: outcome for row, outcome in read.items() if outcome is not None} | refused
     return [outcomes[row] for row in range(len(picks))]
 
@@ -109,18 +102,70 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _DrawnLogits:
+    """Logits that some rows draw from."""
+
+    rows: Sequence[int]
+    """The request of each of them, in order."""
+    logits: Tensor
+    """[rows, vocabulary]."""
+    told_of: Tensor | None = None
+    """What log-probabilities are told of; None: the same."""
+    is_changed: bool = False
+    """Whether they are other logits than the model's."""
+    passed_over: frozenset[int] = frozenset()
+    """Rows that are drawn from another source: leaving them in costs less than copying the others."""
+
+    @property
+    def drawn(self) -> Sequence[int]:
+        """The rows that are drawn from it."""
+        return [row for row in self.rows if row not in self.passed_over]
+
+    def pick(self, row: int, picks: Sequence[Pick]) -> Pick:
+        """How that row of this source is drawn."""
+        return Pick() if row in self.passed_over else picks[row]
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows that are drawn together, with so many candidates put in order."""
+    """Rows of a source that are drawn together, with so many candidates put in order."""
 
+    source: _DrawnLogits
     rows: Sequence[int]
     candidates: int
 
 
-def _whole(rows: Sequence[int], vocabulary: int) -> list[_Part]:
+def _sources(
+    logits: Tensor, requests: Sequence[SampleRequest], refused: Container[int]
+) -> list[_DrawnLogits]:
+    """The rows as they are, and those that penalties or masks change, apart: the others pay nothing for them."""
+    rows = range(len(requests))
+    changed = [row for row in rows if requests[row].is_constrained and row not in refused]
+    if not changed:
+        return [_DrawnLogits(rows, logits)]
+    before = logits.index_select(0, *on_device((changed,), torch.long, logits))
+    told = any(requests[row].params.logprobs is not None for row in changed)
+    after = before.clone() if told else before
+    constrain(after, [requests[row] for row in changed])
+    source = _DrawnLogits(changed, after, before if told else None, is_changed=True)
+    if len(changed) == len(rows):
+        return [source]
+    return [source, _DrawnLogits(rows, logits, passed_over=frozenset(changed))]
+
+
+def _parts(source: _DrawnLogits, picks: Sequence[Pick]) -> list[_Part]:
+    """In which parts the rows are drawn at first: those of a large top_k need all of the vocabulary in order."""
+    vocabulary = source.logits.shape[1]
+    large = [row for row in source.rows if CANDIDATES < source.pick(row, picks).top_k < vocabulary]
+    others = [row for row in source.rows if row not in set(large)] if large else source.rows
+    return [*([_Part(source, others, CANDIDATES)] if others else []), *_whole(source, large)]
+
+
+def _whole(source: _DrawnLogits, rows: Sequence[int]) -> list[_Part]:
     """In which parts these are drawn if all of the vocabulary is put in order; that takes some memory."""
-    firsts = range(0, len(rows), _WHOLE_ROWS)
-    return [_Part(rows[first : first + _WHOLE_ROWS], vocabulary) for first in firsts]
+    firsts, vocabulary = range(0, len(rows), _WHOLE_ROWS), source.logits.shape[1]
+    return [_Part(source, rows[first : first + _WHOLE_ROWS], vocabulary) for first in firsts]
 
 
 def _pick(request: SampleRequest, vocabulary: int) -> Pick | Exception:
@@ -138,41 +183,38 @@ def _pick(request: SampleRequest, vocabulary: int) -> Pick | Exception:
     return Pick(params.temperature, params.top_k, params.top_p, params.logprobs, number)
 
 
-def _with_bias(logits: Tensor, requests: Sequence[SampleRequest], without: Container[int]) -> Tensor:
-    """The logits that each row draws from; rows in `without` stay as they are."""
-    biases = [
-        (row, token, bias)
-        for row, request in enumerate(requests)
-        if row not in without
-        for token, bias in request.params.logit_bias
-    ]
-    if not biases:
-        return logits
-    rows, tokens, added = zip(*biases, strict=True)
-    at = on_device((rows, tokens), torch.long, logits)
-    (values,) = on_device((added,), logits.dtype, logits)
-    return logits.index_put(at, values, accumulate=True)
+def _draw_part(part: _Part, picks: Sequence[Pick], dtype: torch.dtype) -> Tensor:
+    source = part.source
+    logits, told_of = source.logits, source.told_of
+    if len(part.rows) < len(source.rows):
+        places = {row: place for place, row in enumerate(source.rows)}
+        (at,) = on_device(([places[row] for row in part.rows],), torch.long, logits)
+        logits = logits.index_select(0, at)
+        told_of = None if told_of is None else told_of.index_select(0, at)
+    chosen = [source.pick(row, picks) for row in part.rows]
+    return draw(logits, chosen, part.candidates, dtype, told_of).packed(dtype)
 
 
 def _read(
-    logits: Tensor, picks: Sequence[Pick], parts: Sequence[_Part], dtype: torch.dtype
+    picks: Sequence[Pick], parts: Sequence[_Part], dtype: torch.dtype
 ) -> dict[int, Sampled | Exception | None]:
     """Draws all parts and reads them at once: by row what came of it, None where its candidates were not enough."""
-    drawn = []
-    for part in parts:
-        among = logits
-        if len(part.rows) < len(logits):
-            among = logits.index_select(0, *on_device((part.rows,), torch.long, logits))
-        drawn.append(draw(among, [picks[row] for row in part.rows], part.candidates, dtype).packed(dtype))
+    drawn = [_draw_part(part, picks, dtype) for part in parts]
     read: dict[int, Sampled | Exception | None] = {}
     numbers = iter(torch.cat(drawn).tolist())  # the device is waited for here and nowhere else
     for part in parts:
-        most = most_told((picks[row] for row in part.rows), logits.shape[1])
+        source = part.source
+        chosen = [source.pick(row, picks) for row in part.rows]
+        most = most_told(chosen, source.logits.shape[1])
         tokens, peaks, unsettled = ([*islice(numbers, len(part.rows))] for _ in range(3))
-        for row, token, peak, again in zip(part.rows, tokens, peaks, unsettled, strict=True):
-            count = picks[row].logprobs
+        for row, pick, token, peak, again in zip(part.rows, chosen, tokens, peaks, unsettled, strict=True):
+            count = pick.logprobs
             told = [] if count is None else [*islice(numbers, 1 + 2 * most)]
-            if not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
+            if row in source.passed_over:
+                continue
+            if peak == -math.inf and source.is_changed:
+                read[row] = ValueError("of all tokens none is left that could be drawn")
+            elif not -math.inf < peak < math.inf:  # argmax takes NaN for the largest
                 read[row] = BrokenLogits(row)
             elif again:
                 read[row] = None

@@ -79,6 +79,10 @@ class Tokenizer:
         named = {name: token_content(value) for name, value in settings.items()}
         return cls(backend, named, template, source or "")
 
+    def to_json(self) -> str:
+        """The whole tokenizer in the form of tokenizer.json."""
+        return str(self._backend.to_str())
+
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens, added ones included."""

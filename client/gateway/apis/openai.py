@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from molink.client.api.sampling import read_response_format
 from molink.client.errors import InvalidRequest
 from molink.client.gateway.apis.chat_input import (
     Arguments,
@@ -16,6 +17,7 @@ from molink.client.gateway.apis.chat_input import (
     called,
     offered,
 )
+from molink.shards.grammar import Grammar, GrammarError
 from molink.shards.spec import SamplingError, SamplingParams
 
 MAX_CHOICES: Final = 16
@@ -25,18 +27,11 @@ CHAT_TOKENS: Final = 512
 """Chat has no limit by default; here it has, because a circuit reserves memory for all that may come."""
 _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "logits_processors": ([],),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -45,7 +40,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
 """Parameters that would change the result but that a swarm does not have, with the values that change
 nothing.
 """
-_REFUSED_PREFIXES: Final = ("guided_", "structured_")
+_REFUSED_PREFIXES: Final = ("guided_",)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -55,8 +50,8 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """Sampling fields that completions and chat share, with MoLink's own top_k, ignore_eos and stop_token_ids
-    beside.
+    """Sampling fields that completions and chat share. Beside OpenAI's own those that other servers have: top_k, min_p,
+    repetition_penalty, min_tokens, ignore_eos, stop_token_ids.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -73,6 +68,13 @@ class SamplingRequest(BaseModel):
     top_k: Annotated[int, Field(ge=-1)] | None = 0
     ignore_eos: bool | None = False
     stop_token_ids: list[TokenId] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "SamplingRequest":
@@ -109,9 +111,38 @@ class SamplingRequest(BaseModel):
                 ignore_eos=bool(self.ignore_eos),
                 logprobs=logprobs,
                 logit_bias=_bias(self.logit_bias or {}),
+                frequency_penalty=self.frequency_penalty or 0.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+                min_p=self.min_p or 0.0,
+                min_tokens=self.min_tokens or 0,
+                grammar=self._grammar(),
             )
         except SamplingError as error:
             raise InvalidRequest(str(error), error.parameter) from error
+
+    def _grammar(self) -> Grammar | None:
+        """As OpenAI has it, or as vLLM has what OpenAI has not: `structured_outputs` with `json`, `json_object`,
+        `regex` or `grammar` (Lark)."""
+        if self.structured_outputs is None:
+            return read_response_format(self.response_format)
+        if self.response_format not in (None, {"type": "text"}):
+            raise InvalidRequest("give either structured_outputs or response_format", "structured_outputs")
+        try:
+            match self.structured_outputs:
+                case {"json": str() | dict() as schema, **rest} if not rest:
+                    return Grammar.json_schema(schema)
+                case {"json_object": True, **rest} if not rest:
+                    return Grammar.json_object()
+                case {"regex": str(pattern), **rest} if not rest:
+                    return Grammar.regex(pattern)
+                case {"grammar": str(text), **rest} if not rest:
+                    return Grammar.lark(text)
+        except GrammarError as error:
+            raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from error
+        raise InvalidRequest(
+            "structured_outputs has one of json, json_object, regex and grammar", "structured_outputs"
+        )
 
 
 class CompletionRequest(SamplingRequest):

@@ -40,6 +40,7 @@ _KINDS: dict[int, type[Message]] = {
     12: pb.CopiesKept,
     13: pb.Leaving,
     14: pb.Move,
+    15: pb.History,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 

@@ -18,7 +18,8 @@ from bench.tables import Table
 from bench.this_machine import processor
 from support.devices.sampling_by_row import sample_by_row
 
-from molink.shards.sampling.sampling import SampleRequest, sample_each
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import sample_each
 from molink.shards.spec import SamplingParams
 
 ROWS = 64

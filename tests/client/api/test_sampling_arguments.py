@@ -21,7 +21,7 @@ def checked(**sampling: object) -> SamplingParams:
 
 
 def test_the_arguments_are_the_fields_of_the_parameters() -> None:
-    assert set(Sampling.__annotations__) == set(NAMES)
+    assert set(Sampling.__annotations__) == {*NAMES, "response_format"}
 
 
 def test_any_sequence_will_do_and_one_stop_string_is_a_sequence_too() -> None:
@@ -60,6 +60,12 @@ def test_any_sequence_will_do_and_one_stop_string_is_a_sequence_too() -> None:
         ("logit_bias", {5: 1.0}, BIASES, "{5: 1.0}"),
         ("logit_bias", [(5, 101)], BIASES, "((5, 101),)"),
         ("logit_bias", ["ab"], BIASES, "('ab',)"),
+        ("frequency_penalty", 2.5, "a number from -2 to 2", "2.5"),
+        ("presence_penalty", float("nan"), "a number from -2 to 2", "nan"),
+        ("repetition_penalty", 0, "a number from 0.01 to 100", "0"),
+        ("min_p", 1.5, "a number from 0 to 1", "1.5"),
+        ("min_tokens", 129, f"{WHOLE} 0 to max_new_tokens", "129"),
+        ("min_tokens", -1, f"{WHOLE} 0 to max_new_tokens", "-1"),
     ],
 )
 def test_a_bad_value_is_told_with_its_name_and_what_is_allowed(

@@ -1,6 +1,7 @@
 """What a head may send, and what ends its circuit."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_an_honest_generation_passes() -> None:
     assert taking.takes(token(12, finish=pb.LENGTH))
     assert taking.ended
     assert not taking.takes(token(13))
+
+
+def test_a_stop_token_before_as_many_tokens_as_were_asked_for_is_the_heads_fault() -> None:
+    rules = replace(RULES, first_stop=5)
+    taking = intake(rules)
+    assert taking.takes(token(3))
+    assert taking.takes(token(4))
+    assert taking.takes(token(5, 1, finish=pb.STOP))
+    with pytest.raises(HeadAtFault, match="before as many tokens"):
+        intake(rules).takes(token(3, 1, finish=pb.STOP))
 
 
 def test_a_stop_token_ends_it_and_so_do_scores_that_were_asked_for() -> None:

@@ -6,6 +6,8 @@ import pytest
 from openai import NotFoundError, OpenAI
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, gateway
 
+from molink.shards.grammar import Grammar
+
 CHAT = [{"role": "user", "content": "Speak!"}]
 
 
@@ -135,6 +137,45 @@ def test_max_completion_tokens_is_the_newer_name_of_max_tokens(client: OpenAI, s
     client.chat.completions.create(model=MODEL, messages=CHAT)
 
     assert [params.max_new_tokens for _, params in swarm.calls] == [4, 512]
+
+
+def test_penalties_and_the_parameters_of_other_servers_reach_the_swarm(
+    client: OpenAI, swarm: FakeSwarm
+) -> None:
+    others = {"min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 3}
+    client.chat.completions.create(
+        model=MODEL, messages=CHAT, frequency_penalty=0.5, presence_penalty=-0.5, extra_body=others
+    )
+    client.completions.create(model=MODEL, prompt="A", frequency_penalty=1.5, extra_body=others)
+
+    (_, chat), (_, plain) = swarm.calls
+    assert (chat.frequency_penalty, chat.presence_penalty, plain.frequency_penalty) == (0.5, -0.5, 1.5)
+    for params in (chat, plain):
+        assert (params.min_p, params.repetition_penalty, params.min_tokens) == (0.1, 1.2, 3)
+
+
+def test_grammars_reach_the_swarm_as_openai_and_as_vllm_have_them(client: OpenAI, swarm: FakeSwarm) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    client.chat.completions.create(
+        model=MODEL,
+        messages=CHAT,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": schema, "strict": True},
+        },
+    )
+    client.chat.completions.create(model=MODEL, messages=CHAT, response_format={"type": "json_object"})
+    for asked in ({"json": schema}, {"regex": "a+"}, {"grammar": 'start: "a"'}, {"json_object": True}):
+        client.completions.create(model=MODEL, prompt="A", extra_body={"structured_outputs": asked})
+
+    assert [params.grammar for _, params in swarm.calls] == [
+        Grammar.json_schema(schema),
+        Grammar.json_object(),
+        Grammar.json_schema(schema),
+        Grammar.regex("a+"),
+        Grammar.lark('start: "a"'),
+        Grammar.json_object(),
+    ]
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_usage(client: OpenAI) -> None:

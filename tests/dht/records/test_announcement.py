@@ -38,7 +38,7 @@ from molink.dht.records.records import (
     PeerState,
     PrefillLatency,
 )
-from molink.shards.spec import Span, merge_spans
+from molink.shards.spec import GRAMMARS, PENALTIES, Span, merge_spans
 
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
@@ -377,6 +377,19 @@ def test_a_region_that_is_long_or_not_printable_is_refused(region: str) -> None:
     with pytest.raises(AnnouncementError) as refusal:
         verify_facts(_signed(0xF1, message.SerializeToString()))
     assert refusal.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("abilities", [(), (PENALTIES,), (PENALTIES, GRAMMARS)])
+def test_what_a_tail_can_do_where_it_draws_is_announced(abilities: tuple[str, ...]) -> None:
+    facts = replace(facts_of(IDENTITY), sampling_abilities=abilities)
+    assert verify_facts(sign_facts(facts, IDENTITY)).sampling_abilities == abilities
+
+
+def test_more_abilities_than_there_could_be_are_refused() -> None:
+    message = pb.Facts.FromString(sign_facts(facts_of(IDENTITY), IDENTITY)[65:])
+    message.sampling_abilities.extend(["a"] * 9)
+    with pytest.raises(AnnouncementError):
+        verify_facts(_signed(0xF1, message.SerializeToString()))
 
 
 @pytest.mark.parametrize("step_tokens", [1, 512, 1024, 2048])

@@ -9,7 +9,8 @@ from molink.peer.ranks.backend import RankedBackend
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.ways import DecodingWay
 from molink.shards.checkpoint import store
-from molink.shards.sampling.sampling import Sampled, SampleRequest
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import Sampled
 from molink.shards.spec import SamplingParams
 
 RANKS = 2

@@ -14,7 +14,8 @@ from gpu.gpu_findings import Context, Findings
 from support.models.circuit_runs import DEVICE, engine_with
 
 from molink.shards.batching.engine import Rows
-from molink.shards.sampling.sampling import SampleRequest, sample
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import sample
 from molink.shards.spec import SamplingParams, Span
 
 AGREEMENT_BAR = 2e-2

@@ -14,7 +14,7 @@ from support.swarms.served_peer import model
 
 from molink.peer.engine import stepping
 from molink.peer.engine.steps import StepInput, StepOutput, compute
-from molink.peer.hop import hop_core
+from molink.peer.hop import session as hop_session
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.prompt_order import due_s
@@ -75,7 +75,7 @@ async def test_every_hop_decides_once_when_a_prompt_is_due_whatever_chunks_it_co
         asked.append((len(stages), prompt_tokens))
         return due_s(stages, prompt_tokens, arrived_s)
 
-    monkeypatch.setattr(hop_core, "due_s", watched)
+    monkeypatch.setattr(hop_session, "due_s", watched)
     cuts = {70: (40, 30), 90: (30, 30, 30)}
     async with served_circuit(model, (2, 4), kv_tokens=400, cut=cut_as(cuts)) as circuit:
         await circuit.generate([prompt_of(tokens) for tokens in cuts], NEW_TOKENS)

@@ -454,3 +454,36 @@ def test_what_a_session_that_has_ended_still_gets_has_no_effect() -> None:
     assert hop.tell(events.WindowUpdated("tail", [(hop.sessions[0], 3)])) == []
     assert hop.tell(events.Undelivered("tail", hop.sessions, "gone")) == []
     assert hop.tell(events.SessionEnded(hop.sessions[0])) == []
+
+
+# -- draws that depend on the tokens before
+
+
+def test_a_step_that_draws_beyond_what_is_known_waits_and_nothing_else_does() -> None:
+    hop = Hop(2, 2)
+    hop.tell(events.DrawsAllowed(hop.sessions[0], 0))
+    assert hop.rows((0, 0, 5, True)) == []
+    assert hop.rows((1, 0, 5, True)) == ["ComputeBatch"]
+    hop.computed()
+    assert hop.tell(events.DrawsAllowed(hop.sessions[0], 5)) == ["ComputeBatch"]
+    hop.computed()
+    assert hop.rows((0, 1, 1, False)) == []
+    assert hop.tell(events.DrawsAllowed(hop.sessions[0], 6))[0] == "ComputeBatch"
+
+
+def test_a_step_that_waited_is_computed_once_however_often_it_came() -> None:
+    hop = Hop(2)
+    hop.tell(events.DrawsAllowed(hop.sessions[0], 0))
+    assert hop.rows((0, 0, 5, True)) == hop.rows((0, 0, 5, True)) == []
+    assert hop.tell(events.DrawsAllowed(hop.sessions[0], 5)) == ["ComputeBatch"]
+    assert [one.step for one in hop.batch] == [0]
+    assert hop.rows((0, 0, 5, True)) == []
+
+
+def test_nothing_is_left_of_a_step_that_waits_when_its_session_ends() -> None:
+    hop = Hop(2)
+    hop.tell(events.DrawsAllowed(hop.sessions[0], 0))
+    hop.rows((0, 0, 5, True))
+    hop.tell(events.SessionEnded(hop.sessions[0]))
+    assert hop.core.is_empty
+    assert hop.tell(events.DrawsAllowed(hop.sessions[0], 5)) == []

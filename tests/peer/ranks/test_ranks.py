@@ -5,8 +5,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +25,9 @@ from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint import store
 from molink.shards.errors import WeightsError
 from molink.shards.kv.kv_cache import CacheFull
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, sample
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample
+from molink.shards.sampling.token_history import TokenHistory
 from molink.shards.spec import SamplingParams, Span
 
 PROMPT = [5, 6, 7, 9, 11, 200, 3]
@@ -156,6 +159,24 @@ DRAWS = [
 ]
 
 
+HISTORY = TokenHistory(2)
+HISTORY.extend([3, 4, 5, 5, 6])
+CONSTRAINTS: dict[str, Any] = {
+    "params": SamplingParams(
+        temperature=0.9,
+        min_p=0.01,
+        frequency_penalty=0.5,
+        presence_penalty=0.2,
+        repetition_penalty=1.3,
+        logprobs=2,
+    ),
+    "seen": HISTORY.seen(),
+    "left_out": (1, 2),
+    "allowed": bytes([0b11111011] * 12),
+}
+"""All that can be asked of a draw beside."""
+
+
 def test_ranks_draw_the_tokens_of_one_device_and_no_logits_leave_them(running: Running) -> None:
     """Whatever is asked for, and beside rows that ask for nothing; the same seeds and positions."""
     ranked, whole = running.backend.engine, running.model.spec.whole
@@ -165,6 +186,7 @@ def test_ranks_draw_the_tokens_of_one_device_and_no_logits_leave_them(running: R
     piped = running.backend.ranks.payload_bytes
     for seed in (0, 7, 2**64 - 1):
         requests = [SampleRequest(params, seed, 5 + at) for at, params in enumerate(DRAWS)]
+        requests[1:3] = [replace(one, **CONSTRAINTS) for one in requests[1:3]]
         rows = [
             [
                 Rows(cache, len(ids), tuple(ids), request is not None, request)

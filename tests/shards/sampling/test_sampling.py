@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pairwise import usually
 
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, sample, uniform
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample, uniform
 from molink.shards.spec import SamplingParams
 
 

@@ -14,7 +14,8 @@ from support.properties import examples
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from molink.shards.sampling.drawing import CANDIDATES, Pick, draw
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, sample_each
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample_each
 from molink.shards.sampling.weights import GROUP, SLICE, weighing_dtype
 from molink.shards.spec import SamplingParams
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from support.links.data_plane import until
 
@@ -44,9 +45,14 @@ async def lose_in_decode(
     new_tokens: int,
     *,
     standby: bool = False,
+    leaves: bool = False,
+    **sampling: Any,  # noqa: ANN401 - whatever `generate` takes
 ) -> tuple[Generation, LocalPeer]:
-    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
-    generation, victims = await lose_together(client, swarm, (at,), prompt, new_tokens, standby=standby)
+    """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one; or has it leave
+    of its own accord."""
+    generation, victims = await lose_together(
+        client, swarm, (at,), prompt, new_tokens, standby=standby, leave=leaves, **sampling
+    )
     return generation, victims[0]
 
 
@@ -58,11 +64,15 @@ async def lose_together(
     new_tokens: int,
     *,
     standby: bool = False,
+    leave: bool = False,
+    **sampling: Any,  # noqa: ANN401 - as above
 ) -> tuple[Generation, list[LocalPeer]]:
-    """Streams a generation, and kills the peers of these hops, or their standbys, a little after each has one."""
+    """Streams a generation, and kills the peers of these hops, or their standbys, a little after each has one; or has
+    them leave."""
     await know_all(client, swarm)
     victims: list[LocalPeer] = []
-    pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
+    pieces = client.stream_events(prompt, max_new_tokens=new_tokens, **sampling)
+    leaving: list[asyncio.Task[int]] = []
     tokens, strike_at = 0, 0
     try:
         while True:
@@ -82,9 +92,13 @@ async def lose_together(
             if not victims and all(keeping) and tokens >= strike_at:
                 peers = {peer.peer_id: peer for peer in swarm.peers}
                 victims = [peers[peer_id] for peer_id in (keeping if standby else serving)]
-                await asyncio.gather(*map(swarm.kill, victims))
+                if leave:
+                    leaving = [asyncio.create_task(swarm.stop(victim)) for victim in victims]
+                else:
+                    await asyncio.gather(*map(swarm.kill, victims))
     finally:
         await pieces.aclose()
+        await asyncio.gather(*leaving)
 
 
 async def lose_in_prompt(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, uniform
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, uniform
 from molink.shards.spec import SamplingParams
 
 _NUCLEUS_CANDIDATES = 1024
@@ -24,15 +25,38 @@ def _sample_row(logits: Tensor, row: int, request: SampleRequest) -> Sampled | E
         if not 0 <= token < len(biased):
             return ValueError(f"logit_bias names token {token}")
         biased[token] += bias
-    best = int(biased.argmax())
-    if not math.isfinite(float(biased[best])):
+    constrained = _constrained(biased.clone(), request) if request.is_constrained else biased
+    best = int(constrained.argmax())
+    if not math.isfinite(float(constrained[best])):
         return BrokenLogits(row)
-    return _finish(biased, request, best if request.params.temperature == 0 else None)
+    return _finish(biased, constrained, request, best if request.params.temperature == 0 else None)
 
 
-def _finish(logits: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:
+def _constrained(logits: Tensor, request: SampleRequest) -> Tensor:
+    """Penalties token by token, then masks, then min_p by probabilities."""
+    params, seen = request.params, request.seen
+    for token, in_sequence, generated in (
+        [] if seen is None else zip(*(part.tolist() for part in seen.parts), strict=True)
+    ):
+        if in_sequence:
+            logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
+        logits[token] -= generated * params.frequency_penalty + (generated > 0) * params.presence_penalty
+    for token in range(len(logits)):
+        bits = request.allowed
+        is_allowed = bits is None or (token // 8 < len(bits) and bool(bits[token // 8] >> token % 8 & 1))
+        if token in request.left_out or not is_allowed:
+            logits[token] = -math.inf
+    if params.min_p and params.temperature:
+        probabilities = torch.softmax(logits.double() / params.temperature, -1)
+        logits[probabilities < params.min_p * probabilities.max() * (1 - 1e-6)] = -math.inf
+    return logits
+
+
+def _finish(logits: Tensor, constrained: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:
+    """Log-probabilities are of the `logits`, the token is drawn from the `constrained` ones."""
     params = request.params
-    token = _draw(logits, params, uniform(request.seed, request.position)) if greedy is None else greedy
+    number = uniform(request.seed, request.position)
+    token = _draw(constrained, params, number) if greedy is None else greedy
     if params.logprobs is None:
         return Sampled(token, None, ())
     logprobs = torch.log_softmax(logits.double(), -1)

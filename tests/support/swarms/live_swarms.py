@@ -42,7 +42,7 @@ class References:
     """Greedy float32 tokens as transformers generates them; each is computed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, tuple[int, ...], int], tuple[int, ...]] = {}
+        self._known: dict[tuple[Path, tuple[int, ...], int, float], tuple[int, ...]] = {}
 
     def ids(self, folder: Path, text: str) -> tuple[int, ...]:
         return tuple(AutoTokenizer.from_pretrained(folder, local_files_only=True).encode(text))
@@ -55,9 +55,11 @@ class References:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def greedy(self, folder: Path, prompt: Sequence[int], tokens: int) -> tuple[int, ...]:
+    def greedy(
+        self, folder: Path, prompt: Sequence[int], tokens: int, repetition_penalty: float = 1.0
+    ) -> tuple[int, ...]:
         """The new tokens only; ends after the model's own stop token."""
-        key = (folder, tuple(prompt), tokens)
+        key = (folder, tuple(prompt), tokens, repetition_penalty)
         if key not in self._known:
             model = _model(folder)
             settings = GenerationConfig(
@@ -65,6 +67,7 @@ class References:
                 max_new_tokens=tokens,
                 eos_token_id=model.generation_config.eos_token_id,
                 pad_token_id=0,
+                repetition_penalty=repetition_penalty,
             )
             ids = torch.tensor([list(prompt)])
             with torch.inference_mode():

@@ -1,0 +1,50 @@
+"""The tokens of one session as its client has them, and as its circuits' tails are told them where what they draw
+depends on the tokens before.
+
+A tail is told at the beginning of each epoch. What it draws from there on it knows itself; only while the session goes
+over to another circuit tokens of the running one come that the next one's tail has not drawn.
+"""
+
+from collections.abc import Sequence
+
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
+
+
+class SessionTokens:
+    """Owner of one session's sequence."""
+
+    def __init__(self, session: bytes, prompt: Sequence[int], *, tell_tails: bool) -> None:
+        self.history = list(prompt)
+        """The prompt, and what was generated and taken."""
+        self._session = session
+        self._tell_tails = tell_tails
+        self._arrived: list[int] = []
+        """The same with what waits to be taken, where tails are told."""
+
+    def begin(self, links: Sequence[Link], epoch: int) -> bool:
+        """Tells the tail of a circuit that starts; a head hears the same with the start. Returns whether it could be
+        told."""
+        if not self._tell_tails:
+            return True
+        self._arrived = list(self.history)
+        return len(links) == 1 or self._tell(links[-1], epoch, 0)
+
+    def go_over(self, tail: Link, epoch: int) -> None:
+        """Tells the tail of the circuit that the session goes over to. What cannot be told has the next epoch stand
+        still, and is a loss by that."""
+        if self._tell_tails:
+            self._tell(tail, epoch, 0)
+
+    def arrive(self, token: pb.Token, tail: Link, epoch: int) -> None:
+        """That token has come, while the session is on the circuit of that tail, or goes over to it."""
+        if not self._tell_tails:
+            return
+        self._arrived.append(token.token_id)
+        if token.epoch != epoch:
+            self._tell(tail, epoch, len(self._arrived) - 1)
+
+    def _tell(self, tail: Link, epoch: int, position: int) -> bool:
+        tokens = self._arrived[position:]
+        told = pb.History(session=self._session, epoch=epoch, position=position, token_ids=tokens)
+        return tail.post(told, sessions=(self._session,))

@@ -1,0 +1,58 @@
+"""What a tail knows of one session's sequence, where the tokens that it draws depend on those before.
+
+The client tells it at the beginning of each epoch, so that whoever is the tail then draws what any other would have
+drawn; from there on the tail knows what it has drawn itself.
+"""
+
+from collections.abc import Sequence
+
+from molink.peer.masks.mask_worker import GrammarState
+from molink.shards.sampling.token_history import SeenTokens, TokenHistory
+from molink.shards.spec import SamplingParams
+
+
+class TailDrawing:
+    """Owner of one session's history at its tail. The event loop tells it what is known; the engine's thread reads it
+    while a step of the session is computed, and nothing is told then."""
+
+    def __init__(self, params: SamplingParams, prompt_tokens: int) -> None:
+        self._has_penalties = params.has_penalties
+        self._prompt_tokens = prompt_tokens
+        self._history = TokenHistory(prompt_tokens)
+        self.grammar = None if params.grammar is None else GrammarState(params.grammar)
+        """None: there is none."""
+
+    @property
+    def known(self) -> int:
+        """How many tokens of the sequence are known, from its beginning on."""
+        return len(self._history)
+
+    @property
+    def is_prompt_known(self) -> bool:
+        """Whether all of the prompt is."""
+        return self.known >= self._prompt_tokens
+
+    def learn(self, position: int, token_ids: Sequence[int]) -> bool:
+        """The sequence has these tokens from that position on; whether more is known by that. What leaves a gap, or is
+        known, has no effect."""
+        known = self.known
+        if not position <= known < position + len(token_ids):
+            return False
+        self._history.extend(token_ids[known - position :])
+        return True
+
+    def generated_behind(self, tokens: int) -> tuple[int, ...]:
+        """What was generated behind the first so many generated tokens."""
+        return self._history.behind(self._prompt_tokens + tokens)
+
+    def go_to(self, position: int) -> None:
+        """A token is to be drawn for that position. Raises ValueError: what that depends on is not known."""
+        self._history.cut(position)
+        if self.known < position:
+            raise ValueError(f"of {position} tokens before this one {self.known} are known")
+        if self.grammar is not None and self.grammar.next.position != position:
+            raise ValueError("what the grammar lets come there is not known")
+
+    def seen(self) -> SeenTokens | None:
+        """What penalties count; None where there are none."""
+        return self._history.seen() if self._has_penalties else None
