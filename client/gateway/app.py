@@ -4,22 +4,27 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Annotated, Any, Protocol
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
+from molink.client.gateway.accounts.admitted import AdmittedRequest, counted, estimated_tokens
+from molink.client.gateway.accounts.errors import QuotaExceeded
+from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
+from molink.client.gateway.accounts.key_quota import RATE_LIMIT_HEADERS
+from molink.client.gateway.accounts.opening import open_to_anybody
 from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
-from molink.client.gateway.error_handlers import ApiError, failure_of, on_error
+from molink.client.gateway.error_handlers import HANDLED, ApiError, failure_of, on_error
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
 from molink.client.gateway.shares import plain_host, user_of
-from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
+from molink.client.gateway.slots import WAITING_S, GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -33,6 +38,8 @@ UNSERVED_S = 3.0
 LOOKS_EVERY_S = 0.5
 MAX_REQUESTS = 32
 """A peer lends one client memory for so many generations at once."""
+USAGE_DAYS = 30
+MOST_USAGE_DAYS = 366
 MAX_TOKEN_BYTES = 128
 """Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
 
@@ -70,8 +77,9 @@ class ServingSwarm(Protocol):
 class Gateway:
     """The routes' work, and what of it is under way."""
 
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots) -> None:
+    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, gatekeeper: Gatekeeper) -> None:
         self._swarm = swarm
+        self._gatekeeper = gatekeeper
         self._metrics = metrics
         self._slots = slots
         self._since = int(time.time())
@@ -86,9 +94,11 @@ class Gateway:
         for choices in tuple(self._running):
             choices.fail(GatewayStopping())
 
-    def models(self) -> list[dict[str, Any]]:
-        """The models that can be asked for here, in OpenAI's shape."""
+    def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """The models that the caller can ask for here, in OpenAI's shape."""
         spec = self._swarm.model
+        if not caller.may_use(spec):
+            return []
         return [
             {
                 "id": spec.name,
@@ -113,21 +123,23 @@ class Gateway:
             self._swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
             for prompt, params in jobs
         ]
-        return await self._answer(body, request, answer, streams)
+        admitted = await self._admit(request, body.prompts, [params for _, params in jobs])
+        return await self._answer(body, request, admitted, answer, streams)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
         self._require_model(body.model)
         messages = [message.plain() for message in body.messages]
-        _require_possible("".join(message["content"] for message in messages), self._swarm.model, "messages")
+        text = "".join(message["content"] for message in messages)
+        _require_possible(text, self._swarm.model, "messages")
         answer = ChatAnswer(self._swarm.model, body.choices, stream=bool(body.stream))
+        asked = [body.params(choice) for choice in range(body.choices)]
         streams = [
-            self._swarm.stream_chat_events(
-                messages, params=body.params(choice), timeout_s=FORMATION_TIMEOUT_S
-            )
-            for choice in range(body.choices)
+            self._swarm.stream_chat_events(messages, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            for params in asked
         ]
-        return await self._answer(body, request, answer, streams)
+        admitted = await self._admit(request, [text], asked)
+        return await self._answer(body, request, admitted, answer, streams)
 
     async def is_ready(self) -> ApiError | None:
         """None if a circuit could be formed now, else why not."""
@@ -140,20 +152,52 @@ class Gateway:
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
         return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
 
+    async def usage(self, caller: Caller, days: int) -> dict[str, Any]:
+        """GET /v1/usage: of the caller's own key."""
+        lines = await self._gatekeeper.usage(caller, days)
+        data = [{"day": one.of.day, "model": one.of.model, **asdict(one.counts)} for one in lines]
+        return {"object": "usage", "data": data}
+
+    async def _admit(
+        self, request: Request, prompts: Sequence[str | Sequence[int]], asked: Sequence[SamplingParams]
+    ) -> AdmittedRequest:
+        """Lets the request in as far as its key goes; `_answer` ends it. A prompt counts once, however many choices it
+        has."""
+        choices = len(asked) // len(prompts)
+        estimates = [
+            0 if choice else estimated_tokens(prompt) for prompt in prompts for choice in range(choices)
+        ]
+        caller: Caller = request.state.caller
+        new_tokens = max(params.max_new_tokens for params in asked)
+        try:
+            admitted = await self._gatekeeper.admit(caller, self._swarm.model, estimates, new_tokens)
+        except QuotaExceeded as error:
+            self._metrics.refused(error.kind)
+            raise
+        request.state.rate_limits = admitted.headers()
+        return admitted
+
     def _require_model(self, model: str) -> None:
         spec = self._swarm.model
         if model not in (spec.name, spec.model_hash):
             raise ModelNotFound(model, f"this gateway serves {spec.name}")
 
     async def _answer(
-        self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[TextPiece]]
+        self,
+        body: SamplingRequest,
+        request: Request,
+        admitted: AdmittedRequest,
+        answer: Answer,
+        streams: list[AsyncIterator[TextPiece]],
     ) -> Response:
-        user = user_of(request.client.host if request.client else None)
+        caller: Caller = request.state.caller
+        user = caller.user or user_of(request.client.host if request.client else None)
         async with AsyncExitStack() as stack:
+            stack.callback(admitted.end)
             try:
                 taken = await until_gone(request.receive, self._slots.take(user, len(streams)))
                 stack.callback(self._slots.give, user, taken)
-                choices = await stack.enter_async_context(Choices(streams))
+                choices = await stack.enter_async_context(Choices(counted(streams, admitted)))
                 self._running.add(choices)
                 stack.callback(self._running.discard, choices)
                 if not body.stream:
@@ -237,6 +281,8 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     waiting_s: float = WAITING_S,
     make_room: Callable[[], None] = lambda: None,
+    gatekeeper: Gatekeeper | None = None,
+    allowed_origins: Collection[str] = (),
 ) -> FastAPI:
     """The application; its `state.gateway` is told when to stop.
 
@@ -246,14 +292,32 @@ def create_app(
         allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
         waiting_s: longest wait of a request for its turn.
         make_room: called now and then while one waits.
+        gatekeeper: opened and closed by the caller; None: everybody is let in.
+        allowed_origins: of web pages that a browser lets use this gateway (CORS).
     """
+    gatekeeper = gatekeeper or open_to_anybody()
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
-    gateway = app.state.gateway = Gateway(swarm, metrics, slots)
+    gateway = app.state.gateway = Gateway(swarm, metrics, slots, gatekeeper)
     names = frozenset(map(plain_host, allowed_hosts))
-    app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
-    for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
+    app.add_middleware(
+        RequestMiddleware,
+        gatekeeper=gatekeeper,
+        metrics=metrics,
+        allowed_hosts=names,
+        paths=(COMPLETIONS, CHAT),
+    )
+    if allowed_origins:
+        # Outermost: a browser asks without a key whether it may send one.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(allowed_origins),
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", *RATE_LIMIT_HEADERS),
+        )
+    for kind in HANDLED:
         app.add_exception_handler(kind, on_error)
     _add_api(app, gateway)
     _add_probes(app, gateway, swarm, metrics)
@@ -262,15 +326,24 @@ def create_app(
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": gateway.models()}
+    async def list_models(request: Request) -> dict[str, Any]:
+        return {"object": "list", "data": gateway.models(request.state.caller)}
 
     @app.get("/v1/models/{model:path}")
-    async def one_model(model: str) -> dict[str, Any]:
-        for entry in gateway.models():
+    async def one_model(model: str, request: Request) -> dict[str, Any]:
+        served = gateway.models(request.state.caller)
+        for entry in served:
             if model in (entry["id"], entry["model_hash"]):
                 return entry
-        raise ModelNotFound(model, f"this gateway serves {gateway.models()[0]['id']}")
+        raise ModelNotFound(
+            model, f"this gateway serves {', '.join(entry['id'] for entry in served) or 'you none'}"
+        )
+
+    @app.get("/v1/usage")
+    async def own_usage(
+        request: Request, days: Annotated[int, Query(ge=1, le=MOST_USAGE_DAYS)] = USAGE_DAYS
+    ) -> dict[str, Any]:
+        return await gateway.usage(request.state.caller, days)
 
     @app.post(COMPLETIONS)
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import typer
 import uvicorn
 
+from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.app import Gateway, ServingSwarm, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
@@ -98,16 +99,26 @@ class Server(uvicorn.Server):
 
 
 async def serve_app(
-    swarm: ServingSwarm, listener: socket.socket, *, max_requests: int, hosts: Collection[str]
+    swarm: ServingSwarm,
+    listener: socket.socket,
+    gatekeeper: Gatekeeper,
+    *,
+    max_requests: int,
+    waiting_s: float,
+    hosts: Collection[str],
+    origins: Collection[str],
 ) -> None:
-    """Serves the swarm on the socket until a signal comes."""
+    """Serves the swarm on the socket until a signal comes; the rest is as `create_app` takes it."""
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
     app = create_app(
         swarm,
         max_requests=max_requests,
+        waiting_s=waiting_s,
         allowed_hosts=hosts,
+        allowed_origins=origins,
+        gatekeeper=gatekeeper,
         make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
     )
     await Server(server_config(app, connections), app.state.gateway, connections).serve(sockets=[listener])
