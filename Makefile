@@ -25,7 +25,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
 TOPS := public shards dht routing peer client simnet
-PACKAGES := $(patsubst %/__init__.py,%,$(shell find $(TOPS) -name __init__.py)) shards/models/tiny-shakespeare simnet/data
+PACKAGES := $(patsubst %/__init__.py,%,$(shell find $(TOPS) -name __init__.py)) shards/models/tiny-shakespeare simnet/data \
+  client/gateway/page/site client/gateway/page/site/vendor
 $(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	@touch $@

@@ -39,17 +39,20 @@ class Snapshot:
     """What relays offer, by peer id, where `peers` are only some of those that are known; None: as these peers
     announce."""
 
-    def usable(self, avoid: frozenset[str] = frozenset()) -> tuple[PeerView, ...]:
-        """The peers that may join a new circuit, in order of peer id.
+    def usable(
+        self, avoid: frozenset[str] = frozenset(), serving: frozenset[str] = frozenset()
+    ) -> tuple[PeerView, ...]:
+        """The peers that may join a new circuit, and those that are on one already, in order of peer id.
 
-        Left out: peers to avoid, peers that drain or leave, of another protocol version or of another model,
-        and peers whose measurements make no sense.
+        Left out: peers to avoid, peers that drain but for those `serving`, peers that have left, of another protocol
+        version or of another model, and peers whose measurements make no sense.
         """
         chosen = {
             view.peer_id: view
             for view in self.peers
             if view.peer_id not in avoid
             and view.facts.model.model_hash == self.model.model_hash
+            and (view.peer_id in serving or not view.state.draining)
             and _available(view)
         }
         return tuple(chosen[peer_id] for peer_id in sorted(chosen))
@@ -219,7 +222,7 @@ class PosedProblem:
 
 def _available(view: PeerView) -> bool:
     facts, state = view.facts, view.state
-    if state.draining or state.ttl_s == 0 or facts.ttl_s == 0 or facts.protocol_version != PROTOCOL_VERSION:
+    if state.ttl_s == 0 or facts.ttl_s == 0 or facts.protocol_version != PROTOCOL_VERSION:
         return False
     latencies, most = facts.layer_latencies, math.inf
     return (

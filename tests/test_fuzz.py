@@ -15,7 +15,7 @@ from support.links.relay_examples import EXAMPLES
 from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.client.errors import InvalidRequest
-from molink.client.gateway.openai import ChatRequest, CompletionRequest
+from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.announcement import (

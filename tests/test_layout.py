@@ -37,7 +37,7 @@ SMALL_FOR_A_REASON = {
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
-    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows",
+    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
 }  # fmt: skip
 """Values with as many fields as what they describe has: a message, a request, a row of a table, a model's shape."""
 ONE_METHOD_EACH = {"HopCore", "Stepper"}
@@ -47,6 +47,7 @@ LARGE_FOR_A_REASON = {
     " `RankedCache` stands in for all of it",
     "Acceptor": "who proves itself and who is linked share one limiter and one table of guests",
     "Link": "one end over all its connections: suspending, resuming and closing exclude each other",
+    "AsyncSwarm": "what a user may ask of a swarm, each by its name",
     "Links": "dialled, accepted and spare links to one peer take each other's place",
 }
 """Classes with more attributes or methods than that, and why each is one: none is added without a reason."""

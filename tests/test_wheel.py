@@ -70,6 +70,17 @@ def test_it_holds_the_bundled_model(wheel: zipfile.ZipFile) -> None:
         assert stored == path.read_bytes()
 
 
+def test_it_holds_the_page_with_what_others_wrote_and_its_licences(wheel: zipfile.ZipFile) -> None:
+    site = ROOT / "client" / "gateway" / "page" / "site"
+    files = [path for path in site.rglob("*") if path.is_file()]
+    assert {"index.html", "page.js", "purify.js", "LICENSE.dompurify.txt", "SHA256SUMS"} <= {
+        path.name for path in files
+    }
+    for path in files:
+        stored = wheel.read(f"molink/client/gateway/page/site/{path.relative_to(site).as_posix()}")
+        assert stored == path.read_bytes()
+
+
 def test_it_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
     strays = [
         name

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from molink.client.api.generation import (
     CircuitReport,
@@ -14,6 +15,7 @@ from molink.client.api.generation import (
 )
 from molink.client.circuit.session import ClientSession
 from molink.client.epochs.session_log import SessionLog
+from molink.client.text.tool_calls import ToolCall, ToolCallStream
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.route import RouteHop
 from molink.shards.spec import SamplingParams
@@ -24,9 +26,20 @@ from molink.shards.text.tokenizer import Tokenizer
 class GenerationAssembler:
     """Generation assembler: one generation's text as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_tokens: int,
+        calls: ToolCallStream | None = None,
+    ) -> None:
+        """`calls` finds calls of tools in the text; None: it has none."""
         self._tokenizer = tokenizer
-        self._text = TextStream(tokenizer)
+        self._text = TextStream(
+            tokenizer, frozenset() if calls is None else calls.token_ids(tokenizer.token_id)
+        )
+        self._calls = calls
+        self._called: list[ToolCall] = []
         self._stops = StopMatcher(params.stop)
         self._prompt_tokens = prompt_tokens
         self._out: list[str] = []
@@ -43,8 +56,20 @@ class GenerationAssembler:
         if ended and self._stops.matched is None:
             text += self._stops.push(self._text.finish())
             text += self._stops.finish()
+        finish = self._finish_reason(token)
+        text, calls = self._split(text, ended=finish is not None)
         self._out.append(text)
-        return TextPiece(text, (token.token_id,), logprobs, self._finish_reason(token))
+        self._called.extend(calls)
+        return TextPiece(text, (token.token_id,), logprobs, finish, tool_calls=calls)
+
+    def _split(self, text: str, *, ended: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        if self._calls is None:
+            return text, ()
+        content, calls = self._calls.push(text)
+        if ended:
+            rest, last = self._calls.finish()
+            content, calls = content + rest, calls + last
+        return content, calls
 
     def generation(self, last: TextPiece, log: SessionLog, started_s: float) -> Generation:
         """Returns the whole, after the last piece. `started_s`: when it was asked for, by the loop's clock."""
@@ -60,6 +85,9 @@ class GenerationAssembler:
             epochs=log.epochs,
             logprobs=tuple(self._logprobs),
             recoveries=recoveries_of(log),
+            cached_tokens=log.cached_tokens,
+            stop_string=self._stops.matched,
+            tool_calls=tuple(self._called),
         )
 
     def _finish_reason(self, token: pb.Token) -> FinishReason | None:
@@ -75,10 +103,14 @@ class GenerationAssembler:
 
 
 async def assemble(
-    session: ClientSession, tokenizer: Tokenizer, params: SamplingParams, timeout_s: float
+    session: ClientSession,
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    timeout_s: float,
+    calls: ToolCallStream | None = None,
 ) -> AsyncGenerator[TextPiece, None]:
     """The session's pieces; the last one carries the whole generation."""
-    assembly = GenerationAssembler(tokenizer, params, session.prompt_tokens)
+    assembly = GenerationAssembler(tokenizer, params, session.prompt_tokens, calls)
     started_s = asyncio.get_running_loop().time()
     tokens = session.tokens(timeout_s)
     try:
@@ -88,7 +120,7 @@ async def assemble(
                 yield piece
                 continue
             whole = assembly.generation(piece, session.log, started_s)
-            yield TextPiece(piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, whole)
+            yield replace(piece, generation=whole)
             return
     finally:
         await tokens.aclose()

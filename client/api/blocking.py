@@ -1,16 +1,16 @@
 """Blocking client: `Swarm`, for code without asyncio. The asynchronous one runs on a loop in a thread of its own."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from molink.client.api.generation import Explanation, Generation, TextPiece
-from molink.client.api.opened_swarm import Messages, Prompt
+from molink.client.api.opened_swarm import Messages, Prompt, Tools
 from molink.client.api.sampling import Sampling
 from molink.client.api.swarm import AsyncSwarm
 from molink.dht.records.records import ServedModel
@@ -90,13 +90,22 @@ class Swarm:
         self,
         messages: Messages,
         *,
+        tools: Tools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """The model's answer to a chat; see `AsyncSwarm.chat`."""
         return self._open().call(
-            lambda: self._swarm.chat(messages, params=params, timeout_s=timeout_s, **sampling)
+            lambda: self._swarm.chat(
+                messages,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+                params=params,
+                timeout_s=timeout_s,
+                **sampling,
+            )
         )
 
     def stream(
@@ -138,13 +147,22 @@ class Swarm:
         self,
         messages: Messages,
         *,
+        tools: Tools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
     ) -> Iterator[TextPiece]:
-        """As `stream_events`, for a chat."""
+        """As `stream_events`, for a chat; see `AsyncSwarm.chat`."""
         return self._iterate(
-            lambda: self._swarm.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
+            lambda: self._swarm.stream_chat_events(
+                messages,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+                params=params,
+                timeout_s=timeout_s,
+                **sampling,
+            )
         )
 
     def explain(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from molink.client.text.tool_calls import ToolCall
 from molink.routing.cost.terms import Term
 
 FinishReason = Literal["stop", "length"]
@@ -61,7 +62,7 @@ class Generation:
     """One finished generation."""
 
     text: str
-    """The new text only, without a stop string."""
+    """The new text only, without a stop string and without calls of tools."""
     token_ids: tuple[int, ...]
     """The new tokens only, a stop token included."""
     prompt_tokens: int
@@ -77,6 +78,12 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     """One for each loss of a hop that tokens came after, in order."""
+    cached_tokens: int = 0
+    """Of the prompt: those whose keys and values every hop still had of an earlier one."""
+    stop_string: str | None = None
+    """The stop string that ended it, if one did."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What the model calls, of the tools that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,8 @@ class TextPiece:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     generation: Generation | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that are complete with this piece."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ import logging
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from molink.client.api.assembler import assemble
 from molink.client.api.generation import TextPiece
+from molink.client.api.overview import SwarmOverview
+from molink.client.api.running_sessions import RunningSessions
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
@@ -18,7 +20,8 @@ from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
 from molink.client.text.text_processes import TextProcesses
-from molink.client.text.text_work import OpenTextWork, TextWork, TextWorkInThreads
+from molink.client.text.text_work import PLAIN_CHAT, ChatOptions, OpenTextWork, TextWork, TextWorkInThreads
+from molink.client.text.tool_calls import ToolCallStream, form_of, types_of
 from molink.configuration import (
     SettingsError,
     configured_http_proxy,
@@ -35,6 +38,8 @@ from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that a model may call: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +67,8 @@ class OpenedSwarm:
     circuit_builder: CircuitBuilder
     text: TextWork
     tokenizer: Tokenizer
+    running: RunningSessions
+    overview: SwarmOverview
 
     @property
     def spec(self) -> ModelSpec:
@@ -75,30 +82,67 @@ class OpenedSwarm:
         """
         return _checked(await self._encoded(prompt), self.spec)
 
-    async def encode_chat(self, messages: Messages) -> tuple[int, ...]:
+    async def encode_chat(self, messages: Messages, chat: ChatOptions = PLAIN_CHAT) -> tuple[int, ...]:
         """Returns the token ids of a chat, by the model's chat template.
 
         Raises:
             InvalidRequest: as for `encode`, or the model has no template for such messages.
         """
         try:
-            ids = await self.text.encode_chat(messages)
+            ids = await self.text.encode_chat(messages, chat)
         except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
             raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
         return _checked(ids, self.spec)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids, special tokens as they are written.
+
+        Raises:
+            InvalidRequest: one is none of the model's.
+        """
+        if any(not 0 <= token_id < self.spec.vocabulary_size for token_id in ids):
+            raise InvalidRequest(f"token ids must be in [0, {self.spec.vocabulary_size})", "tokens")
+        return self.tokenizer.decode_written(ids)
+
     def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
         """Makes a session that has not begun."""
         asked = SessionRequest(
-            ids, params, trace, self.options.activation_codec, self.options.partners == "auto"
+            ids,
+            params,
+            trace or self.running.are_timed,
+            self.options.activation_codec,
+            self.options.partners == "auto",
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
-    def pieces(
-        self, session: ClientSession, params: SamplingParams, timeout_s: float
+    def tool_calls(self, tools: Tools) -> ToolCallStream | None:
+        """Makes what finds calls of these tools in an answer; None: there are no tools.
+
+        Raises:
+            InvalidRequest: the model's chat template knows no tools.
+        """
+        if not tools:
+            return None
+        form = form_of(self.tokenizer.chat_source)
+        if form is None:
+            raise InvalidRequest(
+                f"tools are not supported by {self.spec.name}: its chat template has no place for them",
+                "tools",
+            )
+        return ToolCallStream(form, types_of(tools))
+
+    async def pieces(
+        self,
+        session: ClientSession,
+        params: SamplingParams,
+        timeout_s: float,
+        calls: ToolCallStream | None = None,
     ) -> AsyncGenerator[TextPiece, None]:
-        """Yields the session's text as it grows."""
-        return assemble(session, self.tokenizer, params, timeout_s)
+        """Yields the session's text as it grows, and the calls that are found in it."""
+        with self.running.following(session):
+            async with aclosing(assemble(session, self.tokenizer, params, timeout_s, calls)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -150,7 +194,9 @@ async def open_swarm(
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
-    return OpenedSwarm(options, connection, access, builder, text, tokenizer)
+    running = RunningSessions()
+    overview = SwarmOverview(access.spec, connection.snapshot, running)
+    return OpenedSwarm(options, connection, access, builder, text, tokenizer, running, overview)
 
 
 async def _open_tokenizer(

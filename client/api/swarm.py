@@ -4,16 +4,16 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
-from molink.client.api.opened_swarm import Messages, OpenedSwarm, Prompt, SwarmOptions, open_swarm
-from molink.client.api.overview import overview
+from molink.client.api.opened_swarm import Messages, OpenedSwarm, Prompt, SwarmOptions, Tools, open_swarm
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
-from molink.client.text.text_work import OpenTextWork
+from molink.client.text.text_work import ChatOptions, OpenTextWork
+from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -143,12 +143,28 @@ class AsyncSwarm:
         self,
         messages: Messages,
         *,
+        tools: Tools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """The model's answer to a chat, in the form of its chat template. Errors as for `generate`."""
-        return await _whole(self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling))
+        """The model's answer to a chat, in the form of its chat template; errors as for `generate`.
+
+        Args:
+            tools: functions that the model may call, as OpenAI describes them; the answer's `tool_calls` are those
+                that it does.
+            chat_template_kwargs: further variables of the chat template, such as `enable_thinking`.
+        """
+        pieces = self.stream_chat_events(
+            messages,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            params=params,
+            timeout_s=timeout_s,
+            **sampling,
+        )
+        return await _whole(pieces)
 
     async def stream_chat(
         self,
@@ -180,11 +196,13 @@ class AsyncSwarm:
         self,
         messages: Messages,
         *,
+        tools: Tools = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[TextPiece, None]:
-        """As `stream_events`, for a chat."""
+        """As `stream_events`, for a chat; arguments as for `chat`."""
         if not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequest(
                 "messages must be mappings such as {'role': 'user', 'content': 'Hi'}", "messages"
@@ -192,9 +210,34 @@ class AsyncSwarm:
         if not messages:
             raise InvalidRequest("a chat needs at least one message", "messages")
         opened = self._open()
+        chat = ChatOptions(tools, chat_template_kwargs or {})
         return _events(
-            opened, lambda: opened.encode_chat(messages), checked_params(params, sampling), timeout_s
+            opened,
+            lambda: opened.encode_chat(messages, chat),
+            checked_params(params, sampling),
+            timeout_s,
+            opened.tool_calls(tools),
         )
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        """Returns the token ids of a text, as `generate` makes them. Raises `InvalidRequest` as `generate` does."""
+        return await self._open().encode(text)
+
+    async def tokenize_chat(
+        self, messages: Messages, *, tools: Tools = (), chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a chat, as `chat` makes them. Raises `InvalidRequest` as `chat` does."""
+        opened = self._open()
+        opened.tool_calls(tools)
+        return await opened.encode_chat(messages, ChatOptions(tools, chat_template_kwargs or {}))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids, special tokens as they are written.
+
+        Raises:
+            InvalidRequest: an id is none of the model's.
+        """
+        return self._open().decode(token_ids)
 
     async def explain(
         self, prompt: Prompt, *, timeout_s: float = 30.0, **sampling: Unpack[Sampling]
@@ -210,9 +253,16 @@ class AsyncSwarm:
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
-        """Peers, spans, links and whether a circuit can be formed now; JSON-ready."""
-        opened = self._open()
-        return overview(opened.connection.snapshot(), opened.spec)
+        """Peers, spans, links, circuits in use and whether one can be formed now; JSON-ready."""
+        return await self._open().overview.describe()
+
+    def circuits(self) -> list[dict[str, object]]:
+        """The circuits of generations that run or have just ended, with their times; JSON-ready."""
+        return self._open().running.describe()
+
+    def time_hops(self, *, wanted: bool) -> None:
+        """Has hops say what each step took, from the next generation on, for `circuits` to tell."""
+        self._open().running.are_timed = wanted
 
     def _open(self) -> OpenedSwarm:
         if self._opened is None:
@@ -227,9 +277,10 @@ async def _events(
     encoded: Callable[[], Awaitable[tuple[int, ...]]],
     params: SamplingParams,
     timeout_s: float,
+    calls: ToolCallStream | None = None,
 ) -> AsyncGenerator[TextPiece, None]:
     _check_timeout(timeout_s)
-    pieces = opened.pieces(opened.session(await encoded(), params), params, timeout_s)
+    pieces = opened.pieces(opened.session(await encoded(), params), params, timeout_s, calls)
     try:
         async for piece in pieces:
             yield piece

@@ -155,7 +155,7 @@ class CircuitBuilder:
         asked: core.Effect,
         template: pb.SessionDescriptor,
         history_tokens: int,
-        kept: KeptLeases,
+        kept: KeptLeases[pb.SessionDescriptor],
         report: Report,
     ) -> ActiveCircuit:
         """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
@@ -173,15 +173,8 @@ class CircuitBuilder:
         while True:
             match effect:
                 case core.Plan(doubtful):
-                    try:
-                        planned = kept.take_again() or await self._plan(template, doubtful=doubtful)
-                    except (NoCircuit, SwarmUnavailable) as problem:
-                        report(_short(problem))
-                        problems[core.Problem.NO_ROUTE] = problem
-                        event: core.Event = core.NoRoute(_draw())
-                    else:
-                        report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
-                        event = core.Planned(planned.route.peer_ids)
+                    planned = kept.take_again() or await self._plan(template, problems, doubtful=doubtful)
+                    event: core.Event = _answer(planned, problems, report)
                 case core.Reserve(epoch) | core.Seize(epoch) if planned is not None:
                     route, peers = planned.route, planned.peers
                     descriptor = describe(template, route, peers, self.spec, epoch)
@@ -197,17 +190,21 @@ class CircuitBuilder:
             *released, effect = circuit.handle(event, clock())
             if released:
                 self._give_back(descriptor, kept)
+            elif isinstance(effect, core.Seize):
+                kept.keep(descriptor)
+                self._route_selector.end_session(descriptor)
+                planned = kept.take_seized()
 
     async def _reserved(
         self,
         circuit: core.CircuitCore,
         asked: ReservationRequest,
-        kept: KeptLeases,
+        kept: KeptLeases[pb.SessionDescriptor],
         report: Report,
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
         """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
-        self._require_sendable(asked.descriptor)
+        _require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
                 return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
@@ -227,7 +224,10 @@ class CircuitBuilder:
                 problems[core.Problem.REFUSED] = SwarmUnavailable(
                     str(refused), busy=refusal.busy, retry_after_s=max(1.0, refusal.retry_after_s)
                 )
-            return core.ReservationRefused(refusal, _draw()), None
+            standby = ""
+            if refusal.is_gone:
+                standby = kept.seize_without(PlannedRoute(asked.route, asked.peers), refused.peer_id)
+            return core.ReservationRefused(refusal, _draw(), refused.peer_id, standby), None
         except BaseException:
             circuit.handle(core.End(), asyncio.get_running_loop().time())
             self._give_back(asked.descriptor, kept)
@@ -254,9 +254,18 @@ class CircuitBuilder:
         self.connection.probes.record_loss(facts.peer_id)
         self.avoid(facts, reason="it cannot be reached")
 
-    async def _plan(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
-        """Returns the route to try next. Where that is `doubtful`, one of peers that have answered goes before all
-        others."""
+    async def _plan(
+        self, template: pb.SessionDescriptor, problems: dict[core.Problem, SwarmError], *, doubtful: bool
+    ) -> PlannedRoute | None:
+        """Returns the route to try next; None, with the reason noted in `problems`, where there is none."""
+        try:
+            return await self._route(template, doubtful=doubtful)
+        except (NoCircuit, SwarmUnavailable) as problem:
+            problems[core.Problem.NO_ROUTE] = problem
+            return None
+
+    async def _route(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
+        """Where that is `doubtful`, a route of peers that have answered goes before all others."""
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
@@ -308,13 +317,6 @@ class CircuitBuilder:
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
-    def _require_sendable(self, descriptor: pb.SessionDescriptor) -> None:
-        if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
-            raise InvalidRequest(
-                f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
-                f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
-            )
-
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
         self._route_selector.begin_session(asked.descriptor)
@@ -326,7 +328,7 @@ class CircuitBuilder:
         report_codec(asked, self.spec, report)
         return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
 
-    def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases) -> None:
+    def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
         the session's KV cache."""
         self._route_selector.end_session(descriptor)
@@ -346,7 +348,7 @@ class CircuitBuilder:
             )
             self._follow(verdict, peers, refused.detail)
             return
-        if refusal.code not in ("slow", "lost"):
+        if not refusal.is_gone:
             self.connection.probes.record_answer(refused.peer_id)
         if refusal.code == "lost":
             self._route_selector.record_loss(refused.peer_id)
@@ -362,12 +364,30 @@ def _patience_s(peers: Mapping[str, PeerView]) -> float:
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
 
-def _short(problem: NoCircuit | SwarmUnavailable) -> str:
+def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
+    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
+            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+        )
+
+
+def _short(problem: SwarmError) -> str:
     """Formats what stands in the way for a line of progress: the whole sentence comes as the error, if no circuit
     forms."""
     layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
     lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
     return f"no circuit yet{lack}; looking again"
+
+
+def _answer(
+    planned: PlannedRoute | None, problems: Mapping[core.Problem, SwarmError], report: Report
+) -> core.Planned | core.NoRoute:
+    if planned is None:
+        report(_short(problems[core.Problem.NO_ROUTE]))
+        return core.NoRoute(_draw())
+    report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
+    return core.Planned(planned.route.peer_ids)
 
 
 def _draw() -> float:

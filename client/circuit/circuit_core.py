@@ -111,6 +111,8 @@ class _Forming:
     doubtful: bool = False
     invalid: bool = False
     """Whether a hop has said that no peer could serve such a request."""
+    seizes: bool = False
+    """Whether the attempt is at the circuit that ran, with standbys in the places of hops that are lost."""
 
     @property
     def wait_s(self) -> float:
@@ -217,8 +219,8 @@ class CircuitCore:
                 effects = (Reserve(self.epoch, self.deadline_s),)
             case NoRoute(draw):
                 effects = self._without_route(draw, now_s)
-            case ReservationRefused(refusal, draw):
-                effects = self._refused(refusal, draw, now_s)
+            case ReservationRefused():
+                effects = self._refused(event, now_s)
             case Overdue():
                 effects = (Release(self.epoch), *self._give_up(Problem.NOT_READY))
             case Ready():
@@ -232,7 +234,7 @@ class CircuitCore:
         return self._plan()
 
     def _plan(self) -> tuple[Effect, ...]:
-        self.phase = CircuitPhase.PLANNING
+        self.phase, self._forming.seizes = CircuitPhase.PLANNING, False
         return (Plan(self._forming.doubtful),)
 
     def _without_route(self, draw: float, now_s: float) -> tuple[Effect, ...]:
@@ -241,15 +243,21 @@ class CircuitCore:
         wait_s = max(self._forming.wait_s * draw, LEAST_WITHOUT_ROUTE_S)
         return self._again(wait_s, Problem.NO_ROUTE, now_s)
 
-    def _refused(self, refusal: Refusal, draw: float, now_s: float) -> tuple[Effect, ...]:
-        forming, released = self._forming, Release(self.epoch)
+    def _refused(self, refused: ReservationRefused, now_s: float) -> tuple[Effect, ...]:
+        """A hop that is gone from the circuit that was to be seized has its standby in its place, too: the others keep
+        what they hold for the epoch after."""
+        forming, released, refusal = self._forming, Release(self.epoch), refused.refusal
+        if forming.seizes and refused.standby and refusal.is_gone:
+            loss = Lost(peer_id=refused.peer_id, standby=refused.standby)
+            if _has_standby(self.peer_ids, loss) and now_s < forming.deadline_s:
+                return (self._seize(loss, forming.deadline_s),)
         if refusal.code == "request":
             if forming.invalid:
                 return (released, *self._give_up(Problem.INVALID))
             forming.invalid = True
             return (released, *self._plan())
-        forming.doubtful = forming.doubtful or refusal.code in ("lost", "slow")
-        return (released, *self._again(forming.wait_s * draw, Problem.REFUSED, now_s))
+        forming.doubtful = forming.doubtful or refusal.is_gone
+        return (released, *self._again(forming.wait_s * refused.draw, Problem.REFUSED, now_s))
 
     def _again(self, wait_s: float, problem: Problem, now_s: float) -> tuple[Effect, ...]:
         forming = self._forming
@@ -281,14 +289,13 @@ class CircuitCore:
         if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
             return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
         deadline_s = now_s + max(0.0, RECOVERY_S - loss.unheard_s)
-        is_kept = loss.peer_id in self.peer_ids and loss.standby not in self.peer_ids
-        if loss.stays or (loss.standby and is_kept):
+        if loss.stays or _has_standby(self.peer_ids, loss):
             return (self._seize(loss, deadline_s),)
         return (Release(self.epoch), *self._plan_until(deadline_s))
 
     def _seize(self, loss: Lost, deadline_s: float) -> Seize:
-        """Where it is refused, another circuit is planned."""
-        self._forming = _Forming(deadline_s)
+        """Where it is refused for another reason than a further loss, another circuit is planned."""
+        self._forming = _Forming(deadline_s, seizes=True)
         self.phase = CircuitPhase.RESERVING
         self.epoch = self.last_epoch = self.last_epoch + 1
         if loss.stays:
@@ -321,3 +328,8 @@ class CircuitCore:
         holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
         self.phase = CircuitPhase.ENDED
         return (Release(self.epoch),) if holds else ()
+
+
+def _has_standby(peer_ids: tuple[str, ...], loss: Lost) -> bool:
+    """Whether somebody who is on no place of the circuit has a copy of what the lost hop held."""
+    return bool(loss.standby) and loss.peer_id in peer_ids and loss.standby not in peer_ids

@@ -56,7 +56,7 @@ class ClientSession:
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
-        self._kept = KeptLeases()
+        self._kept = KeptLeases[pb.SessionDescriptor]()
 
     @property
     def prompt_tokens(self) -> int:
@@ -163,6 +163,8 @@ class ClientSession:
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
         self._run = RunningCircuit(circuit, TokenStream(rules, len(self._history), len(circuit.links)))
+        if self.log.route is None:
+            self.log.cached_tokens = circuit.position
         self.log.route = circuit.route
         self.log.epochs = self._circuits.runs
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
@@ -254,7 +256,8 @@ class ClientSession:
         stays = run.before is not None and (loss.code == "move" or not circuit.has(left))
         standby = self.standbys.substitute(left) if loss.peer_id and not stays else ""
         self.standbys.pause()
-        if loss.code == "lost" and not standby and not stays and self._circuits.first_token_since_s is None:
+        may_return = loss.code == "lost" and not (is_planned or standby or stays)
+        if may_return and self._circuits.first_token_since_s is None:
             self._kept.try_again(PlannedRoute(circuit.route, circuit.peers), first_s)
         stood_still = not loss.peer_id and not is_planned
         lost = core.Lost(unheard_s, first_s, stood_still, left, standby, stays)
@@ -284,7 +287,7 @@ class ClientSession:
             self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
         same = PlannedRoute(circuit.route, circuit.peers)
         seized = self.standbys.circuit_without(circuit, (asked.peer_id,)) or same
-        self._kept.seize(seized)
+        self._kept.seize(seized, self.standbys.circuit_without)
         return seized
 
     async def _move(self, run: RunningCircuit) -> None:

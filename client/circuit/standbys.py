@@ -147,7 +147,9 @@ class Standbys:
                 told = pb.Reserve(descriptor=self._descriptor, hop=at, hand_over=True)
                 circuit.links[at].post(pb.Request(id=0, reserve=told))
 
-    def circuit_without(self, circuit: ActiveCircuit, peer_ids: Collection[str]) -> PlannedRoute | None:
+    def circuit_without(
+        self, circuit: ActiveCircuit | PlannedRoute, peer_ids: Collection[str]
+    ) -> PlannedRoute | None:
         """That circuit with standbys in the places of those of these peers that have one; None: none has."""
         hops, peers = list(circuit.route.hops), dict(circuit.peers)
         for at, hop in enumerate(hops):

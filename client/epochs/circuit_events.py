@@ -32,6 +32,11 @@ class Refusal:
     retry_after_s: float = 0.0
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the hop did not answer: nothing is known of what it holds."""
+        return self.code in ("lost", "slow")
+
+    @property
     def busy(self) -> bool:
         """Whether there may be room later."""
         return self.code in ("memory", "busy")
@@ -74,6 +79,10 @@ class ReservationRefused:
 
     refusal: Refusal
     draw: float
+    peer_id: str = ""
+    """Of the hop that refused."""
+    standby: str = ""
+    """Who keeps a copy of the KV cache of that hop, if it is one of a circuit that was seized."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class SessionLog:
     """Of the latest loss, while no token has come since."""
     is_nameless: bool = False
     """Whether hops may have computed upon a copy: none of what they have gets a name."""
+    cached_tokens: int = 0
+    """Of the prompt: those that every hop of the first circuit held when it began."""
     prefill_s: float = 0.0
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)
@@ -63,7 +65,10 @@ class SessionLog:
     def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
         """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
         if self.recovering is not None:
-            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
+            span = self.recovering.span
+            holders = [(hop.span, hop.peer_id) for hop in route.hops]
+            standbys = () if seized is None else seized.route.hops
+            by_standby = any(hop.span == span and (span, hop.peer_id) in holders for hop in standbys)
             self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
 
 

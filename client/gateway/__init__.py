@@ -1,4 +1,5 @@
-"""`molink-gateway`: OpenAI's HTTP API over a swarm.
+"""`molink-gateway`: HTTP APIs over a swarm.
 
-Begin with `app.py`, the routes; `server.py` keeps order among connections and `openai.py` reads requests.
+Begin with `app.py`, the routes, and `generating.py`, their work; `apis/` has each API's requests and answers, and
+`server.py` keeps order among connections.
 """

@@ -16,6 +16,7 @@ from molink.client.gateway.key_commands import DatabaseUrl, keys_app, usage
 from molink.client.gateway.shares import LOCAL, user_of
 from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
+from molink.configuration import SettingsError, check_address
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -71,6 +72,13 @@ def serve(
             "several. None, unless told.",
         ),
     ] = None,
+    invite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MULTIADDR",
+            help="Address of a peer that the page shows to all, in the command that joins. Repeat it for several.",
+        ),
+    ] = None,
     queue_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
@@ -103,6 +111,7 @@ def serve(
         "waiting_s": queue_timeout,
         "hosts": (host, *(allow_host or ())),
         "origins": tuple(map(_origin, allow_origin or ())),
+        "invites": _checked_invites(invite or ()),
     }
     try:
         listener = _listen(host, port)
@@ -135,6 +144,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family)
 
 
+def _checked_invites(addresses: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(map(check_address, addresses))
+    except SettingsError as error:
+        raise CommandFailed(f"--invite: {error}", EXIT_USAGE) from error
+
+
 async def _serve(
     listener: socket.socket,
     serving: Mapping[str, Any],
@@ -147,7 +163,7 @@ async def _serve(
 ) -> None:
     from molink.client.gateway.accounts.opening import opened_accounts
     from molink.client.gateway.kept_identity import default_folder, gateway_identity
-    from molink.client.gateway.server import serve_app
+    from molink.client.gateway.server import Serving, serve_app
 
     async with opened_accounts(database, state_dir or default_folder()) as gatekeeper:
         _say_who_may_use_it(listener, gatekeeper, public=public)
@@ -158,7 +174,7 @@ async def _serve(
         swarm.text_work = TextProcesses
         with gateway_identity(state_dir) as swarm.identity:
             async with swarm:
-                await serve_app(swarm, listener, gatekeeper, **serving)
+                await serve_app(swarm, listener, gatekeeper, Serving(**serving))
 
 
 def _say_who_may_use_it(listener: socket.socket, gatekeeper: "Gatekeeper", *, public: bool) -> None:

@@ -36,6 +36,16 @@ logger = logging.getLogger(__name__)
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
+MESSAGES: Final = "/v1/messages"
+"""Where Anthropic's API is spoken."""
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 CLOSES: Final = {"Connection": "close"}
 """A header of responses after which the connection is of no use."""
 _MOST_CHARACTERS: Final = 400
@@ -74,8 +84,17 @@ class ApiError:
         shape = {"message": self.message, "type": self.type, "param": self.parameter, "code": self.code}
         return {"error": shape}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON document in the shape of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "api_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The response, in the shape of the API that is spoken on that path."""
+        body = self.anthropic_body() if path.startswith(MESSAGES) else self.body()
+        return JSONResponse(body, self.status, headers=self.headers)
 
 
 def failure_of(error: BaseException) -> ApiError:
@@ -109,9 +128,9 @@ def report(error: BaseException) -> None:
     logger.error("unforeseen %s at %s", type(error).__name__, places)
 
 
-async def on_error(_request: Request, error: Exception) -> JSONResponse:
+async def on_error(request: Request, error: Exception) -> JSONResponse:
     """The exception handler of the application."""
-    return failure_of(error).response()
+    return failure_of(error).response(request.url.path)
 
 
 def _swarm_failure(error: SwarmError) -> ApiError:

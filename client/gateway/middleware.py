@@ -1,6 +1,8 @@
 """Request middleware (ASGI): checks host and key, bounds bodies, counts requests, and answers unforeseen errors."""
 
 import asyncio
+import re
+import secrets
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -17,9 +19,11 @@ from molink.client.gateway.shares import FairShares, host_is_allowed, user_of
 MAX_BODY_BYTES: Final = 2**20
 UNFINISHED_BYTES: Final = 2**26
 """Of all bodies together that have not come to their end."""
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _INVALID: Final = "invalid_request_error"
-_NO_KEY_NEEDED: Final = frozenset({"/healthz", "/readyz"})
-"""For what watches the process, which has no key."""
+_NO_KEY_NEEDED: Final = frozenset({"/", "/healthz", "/readyz"})
+"""For what watches the process, and for browsers: neither has a key. The page holds nothing but itself."""
+_PAGE_FILES: Final = "/page/"
 _OPERATORS: Final = ("/metrics", "/admin")
 
 
@@ -51,7 +55,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 0
+        status, request_id = 0, _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
 
         async def watched(message: Message) -> None:
@@ -60,7 +64,8 @@ class RequestMiddleware:
                 status = message["status"]
                 limits: dict[str, str] = state.get("rate_limits", {})
                 more = [(name.encode(), value.encode()) for name, value in limits.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *more]}
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id), *more]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -68,7 +73,7 @@ class RequestMiddleware:
         except Exception as error:  # noqa: BLE001 - the boundary of a request
             failure = failure_of(error)
             if not status:
-                await failure.response()(scope, receive, watched)
+                await failure.response(scope["path"])(scope, receive, watched)
         finally:
             known = scope["path"] if scope["path"] in self._paths else "unmatched"
             route = getattr(scope.get("route"), "path", known)
@@ -88,7 +93,7 @@ class RequestMiddleware:
         if body is None:
             return
         if isinstance(body, ApiError):
-            await body.response()(scope, receive, send)
+            await body.response(scope["path"])(scope, receive, send)
             return
         read = False
 
@@ -103,7 +108,7 @@ class RequestMiddleware:
 
     async def _caller(self, scope: Scope) -> Caller:
         """Who asks, before anything of the body is kept."""
-        if scope["path"] in _NO_KEY_NEEDED:
+        if scope["path"] in _NO_KEY_NEEDED or scope["path"].startswith(_PAGE_FILES):
             return ANYBODY
         try:
             caller = await self._gatekeeper.caller_of(scope["headers"])
@@ -142,6 +147,14 @@ class RequestMiddleware:
         finally:
             if held:
                 self._unfinished.give(user, held)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The id by which a request is told from others: its client's, where that is one, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return f"req_{secrets.token_hex(12)}".encode()
 
 
 def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:

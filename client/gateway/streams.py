@@ -1,8 +1,7 @@
 """Several generations at once for one request, ended as soon as the client is gone."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -25,11 +24,26 @@ class Choices:
     way.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[TextPiece]]) -> None:
+    def __init__(self, streams: Sequence[AsyncIterator[TextPiece]], together: int = 1) -> None:
+        """`together`: so many generations behind one another go on from one prompt, and the others wait for the first
+        token of the first: then its keys and values are there, and theirs are not computed again."""
         self._streams = streams
+        self._together = together
+        self._begun = [asyncio.Event() for _ in streams]
         self._queue: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue(QUEUED_PIECES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(streams)
+        self._on_piece: Callable[[int, TextPiece], None] = lambda _, __: None
+
+    @property
+    def count(self) -> int:
+        """How many generations there are."""
+        return len(self._streams)
+
+    @property
+    def left(self) -> int:
+        """Those of which the end has not come."""
+        return self._left
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._pump(*numbered)) for numbered in enumerate(self._streams)]
@@ -42,13 +56,15 @@ class Choices:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def next(self) -> tuple[int, TextPiece] | None:
-        """The next piece and the number of its choice; None after the last.
+    def watch(self, on_piece: Callable[[int, TextPiece], None]) -> None:
+        """Has somebody told of each piece and its choice's number as it comes; before anything has begun."""
+        self._on_piece = on_piece
+
+    async def next(self) -> tuple[int, TextPiece]:
+        """The next piece and the number of its choice; not to be asked for after the last.
 
         Raises whatever one of the generations raised.
         """
-        if not self._left:
-            return None
         choice, piece = await self._queue.get()
         if isinstance(piece, Exception):
             raise piece
@@ -66,7 +82,12 @@ class Choices:
 
     async def _pump(self, choice: int, stream: AsyncIterator[TextPiece]) -> None:
         try:
+            first = choice - choice % self._together
+            if first != choice:
+                await self._begun[first].wait()
             async for piece in stream:
+                self._begun[choice].set()
+                self._on_piece(choice, piece)
                 await self._queue.put((choice, piece))
                 if piece.finish_reason is not None:
                     return
@@ -74,6 +95,7 @@ class Choices:
         except Exception as error:  # noqa: BLE001 - it goes to whoever waits in next()
             await self._queue.put((choice, error))
         finally:
+            self._begun[choice].set()
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()
@@ -100,11 +122,12 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events out of an async generator, which is closed however the response ends."""
+    """Server-sent events, as they go over the wire, out of an async generator, which is closed however the response
+    ends."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any] | str, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -117,12 +140,9 @@ class EventStream(Response):
             except (ClientGone, OSError):
                 return
 
-    async def _send_all(self, events: AsyncIterator[dict[str, Any] | str], send: Send) -> None:
+    async def _send_all(self, events: AsyncIterator[bytes], send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in events:
-            data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
             # A client that does not read is the connection's to end: this then meets a client that is gone.
-            await send(
-                {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-            )
+            await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -20,6 +20,7 @@ import psutil
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import EarlyProcess, begin_process
+from molink.client.text.text_work import PLAIN_CHAT, ChatOptions
 from molink.client.text.text_worker import ID_FORMAT, LENGTHS, MAX_BODY_BYTES, MAX_HEADER_BYTES
 from molink.shards.text.tokenizer import TokenizerError
 
@@ -116,9 +117,16 @@ class TextProcesses:
     async def encode(self, text: str) -> tuple[int, ...]:
         return await self._done("encode", _utf8(text))
 
-    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: "Sequence[Message]", chat: ChatOptions = PLAIN_CHAT
+    ) -> tuple[int, ...]:
+        asked = {
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in chat.tools],
+            "variables": dict(chat.variables),
+        }
         try:
-            plain = json.dumps([dict(message) for message in messages], ensure_ascii=False)
+            plain = json.dumps(asked, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise TokenizerError(f"a chat message must be made of JSON values: {error}") from error
         return await self._done("chat", _utf8(plain))

@@ -6,14 +6,29 @@ the package or lie on this machine run in a thread; those that peers handed out 
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from molink.shards.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from molink.shards.text.chat_template import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Chat options: what a chat template is given beside the messages."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the model may call: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template, such as `enable_thinking`."""
+
+
+PLAIN_CHAT: Final = ChatOptions()
 
 
 class TextWork(Protocol):
@@ -37,7 +52,9 @@ class TextWork(Protocol):
         """
         ...
 
-    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: "Sequence[Message]", chat: ChatOptions = PLAIN_CHAT
+    ) -> tuple[int, ...]:
         """The ids of a chat, rendered by the model's chat template, with the beginning of an answer.
 
         Raises:
@@ -68,5 +85,10 @@ class TextWorkInThreads:
     async def encode(self, text: str) -> tuple[int, ...]:
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
-        return await asyncio.to_thread(self._tokenizer.apply_chat_template, messages)
+    async def encode_chat(
+        self, messages: "Sequence[Message]", chat: ChatOptions = PLAIN_CHAT
+    ) -> tuple[int, ...]:
+        apply = functools.partial(
+            self._tokenizer.apply_chat_template, messages, tools=chat.tools, variables=chat.variables
+        )
+        return await asyncio.to_thread(apply)

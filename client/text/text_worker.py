@@ -71,7 +71,10 @@ class _Work:
         if header["job"] == "encode":
             ids = self._tokenizer.encode(body.decode())
         else:
-            ids = self._tokenizer.apply_chat_template(json.loads(body))
+            asked = json.loads(body)
+            ids = self._tokenizer.apply_chat_template(
+                asked["messages"], tools=asked["tools"], variables=asked["variables"]
+            )
         return {}, array.array(ID_FORMAT, ids).tobytes()
 
     def _load(self, lengths: Mapping[str, int], body: bytes, memory_bytes: int) -> None:

@@ -2,11 +2,13 @@
 
 Pull anti-entropy (Demers et al., "Epidemic algorithms for replicated database maintenance", 1987, section 1.3).
 
-Who knows most of them asks for digests first, 16 bytes a peer, and then for the records that are newer than its own.
+Who knows most of them says what it holds, 16 bytes a peer, and gets what is newer: where many that nobody can dial
+compare their tables with few, it is the many that pay for what is compared. What does not fit into one question is
+compared the other way round: digests are asked for first, and then the records that are newer.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 PROTOCOL = "/molink/table/2"
 MAX_TAGS = 256
 MAX_ENTRIES = 20_000
-_MAX_REQUEST_BYTES = MAX_TAGS * 8 + 16
+_MAX_REQUEST_BYTES = MAX_TAGS * (8 + 10) + 32
 _MAX_ENTRY_BYTES = MAX_FACTS_BYTES + MAX_STATE_BYTES + 32
 _BATCH = 64
 DIGESTS = 256
@@ -109,7 +111,7 @@ class TableService:
             return False
         entry = self._limiter.prove(caller, trio.current_time(), stream.peer_id)
         self._send_away(entry.sent_away)
-        if entry.guest is None:
+        if entry.guest is None or not _is_bounded(request):
             return False
         self._limiter.mark_busy(caller)
         with trio.move_on_after(self._timeout_s) as answering:
@@ -124,9 +126,8 @@ class TableService:
         self._limiter.mark_idle(caller, trio.current_time())
 
     async def _send(self, stream: CompressedStream, request: pb.TableRequest) -> None:
-        if (
-            len(request.peer_tags) != 1
-        ):  # one is of who has just been heard of, or of who asks how it is shown
+        # one is of who has just been heard of, or of who asks how it is shown
+        if len(request.peer_tags) != 1 or request.sequences:
             await self._traffic.wait_turn(_MOST_DELAY_S)
         batch: list[bytes] = []
         for entry in _entries(self._membership, request):
@@ -141,12 +142,23 @@ class TableService:
             self._callers[caller].cancel()
 
 
+def _is_bounded(request: pb.TableRequest) -> bool:
+    """Whether a request is one that this protocol knows."""
+    tags, sequences = len(request.peer_tags), len(request.sequences)
+    return tags <= MAX_TAGS and (not sequences or sequences == tags)
+
+
 def _entries(membership: Membership, request: pb.TableRequest) -> Iterator[bytes]:
     if request.digests:
         digests = membership.digests()[:MAX_ENTRIES]
         for at in range(0, len(digests), DIGESTS):
             tags, sequences = zip(*digests[at : at + DIGESTS], strict=True)
             yield pb.Digest(peer_tags=tags, sequences=sequences).SerializeToString()
+        return
+    if request.sequences:
+        held = dict(zip(request.peer_tags, request.sequences, strict=True))
+        for record in membership.table(held=held)[:MAX_ENTRIES]:
+            yield _encode(record, states_only=record.peer_tag in held)
         return
     for record in membership.table(tuple(request.peer_tags))[:MAX_ENTRIES]:
         yield _encode(record, states_only=request.states_only)
@@ -167,14 +179,19 @@ async def pull(
     *,
     tags: Collection[int] = (),
     states_only: bool = False,
+    held: Sequence[tuple[int, int]] = (),
     timeout_s: float,
 ) -> PullResult:
-    """Copies the other side's records into `membership`, which checks every one.
+    """Copies the other side's records into `membership`, which checks every one. `held`: tag and sequence of the states
+    that are here, of at most MAX_TAGS peers; in place of `tags` it asks for what is newer, with the facts of others
+    only.
 
     Raises:
         StreamEndedError: the other side does not answer, or not in this protocol.
     """
-    request = pb.TableRequest(peer_tags=sorted(tags)[:MAX_TAGS], states_only=states_only)
+    wanted_of = [tag for tag, _ in held] or sorted(tags)[:MAX_TAGS]
+    sequences = [sequence for _, sequence in held]
+    request = pb.TableRequest(peer_tags=wanted_of, states_only=states_only, sequences=sequences)
     entries = news = 0
     wanted: list[int] = []
     hot: list[tuple[bytes, Accepted]] = []

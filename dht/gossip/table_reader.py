@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import trio
 
@@ -87,6 +87,11 @@ class TableReader:
 
     async def compare_with(self, peer_id: str) -> None:
         """Copies what the peer knows and this one does not."""
+        held = self._membership.digests()
+        if 1 <= len(held) <= MAX_TAGS:
+            pulled = await self.pull(peer_id, held=held)
+            await self._pull_parts(peer_id, pulled.wanted)
+            return
         async with self._stream_to(peer_id) as stream:
             newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
         known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
@@ -94,17 +99,28 @@ class TableReader:
         for at in range(0, len(known), MAX_TAGS):
             pulled = await self.pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
             missing += pulled.wanted
-        for at in range(0, len(missing), MAX_TAGS):
-            await self.pull(peer_id, tags=missing[at : at + MAX_TAGS])
+        await self._pull_parts(peer_id, missing)
 
-    async def pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> PullResult:
-        """The peer's records, or those of `tags` only."""
+    async def _pull_parts(self, peer_id: str, tags: Sequence[int]) -> None:
+        for at in range(0, len(tags), MAX_TAGS):
+            await self.pull(peer_id, tags=tags[at : at + MAX_TAGS])
+
+    async def pull(
+        self,
+        peer_id: str,
+        *,
+        tags: Iterable[int] = (),
+        states_only: bool = False,
+        held: Sequence[tuple[int, int]] = (),
+    ) -> PullResult:
+        """The peer's records, or those of `tags` only, or what is newer than states of the tags and sequences held."""
         async with self._stream_to(peer_id) as stream:
             pulled = await pull(
                 stream,
                 self._membership,
                 tags=tuple(tags),
                 states_only=states_only,
+                held=held,
                 timeout_s=self._timing.table_timeout_s,
             )
         self.hot_pulled(peer_id, pulled.hot)

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
@@ -88,11 +89,18 @@ class Membership:
                 self._clock(), model_hash, other_versions=other_versions, silent=silent
             )
 
-    def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
-        """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words."""
+    def table(
+        self, tags: Collection[int] = (), held: Mapping[int, int] = MappingProxyType({})
+    ) -> tuple[AgedRecord, ...]:
+        """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words. `held`:
+        sequences of states by tag, of which whoever asks lacks only newer ones."""
         wanted = frozenset(tags)
         with self._lock:
-            records = _shared(self._directory, self._clock())
+            records = tuple(
+                record
+                for record in _shared(self._directory, self._clock())
+                if record.peer_tag not in held or self._sequence_of(record.peer_tag) > held[record.peer_tag]
+            )
             if not wanted:
                 return records
             living = tuple(record for record in records if record.peer_tag in wanted)

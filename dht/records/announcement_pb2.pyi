@@ -467,6 +467,7 @@ class TableRequest(_message.Message):
     PEER_TAGS_FIELD_NUMBER: _builtins.int
     STATES_ONLY_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     states_only: _builtins.bool
     """leave out the facts"""
     digests: _builtins.bool
@@ -475,16 +476,21 @@ class TableRequest(_message.Message):
     def peer_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: everybody"""
 
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the newest states that the asker knows, as `peer_tags`: only what is newer"""
+
     def __init__(
         self,
         *,
         peer_tags: _abc.Iterable[_builtins.int] | None = ...,
         states_only: _builtins.bool = ...,
         digests: _builtins.bool = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "peer_tags", b"peer_tags", "states_only", b"states_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "peer_tags", b"peer_tags", "sequences", b"sequences", "states_only", b"states_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

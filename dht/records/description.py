@@ -1,12 +1,13 @@
 """The swarm as JSON-ready values: for `status`, the gateway, and whoever asks."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerView
 from molink.shards.spec import Span, missing_spans
 
 
-def describe_swarm(views: Sequence[PeerView]) -> dict[str, object]:
+def describe_swarm(views: Sequence[PeerView]) -> dict[str, Any]:
     """The peers that are known, and which layers of each model nobody holds who answers. JSON-ready."""
     models: dict[str, list[PeerView]] = {}
     for view in views:

@@ -45,11 +45,16 @@ class Prober:
 
     async def probe(self) -> bool:
         """Measures the present neighbours; True if what is announced should change."""
-        others = [
-            view for view in self._peers() if view.peer_id != self._peer_id and view.facts.grpc_addresses
-        ]
-        linked = [view for view in others if self._links.find(view.peer_id) is not None]
-        fresh = [view for view in others if view not in linked]
+        views = self._peers()
+        dialable = [view for view in views if view.facts.grpc_addresses and view.peer_id != self._peer_id]
+        linked = [view for view in dialable if self._links.find(view.peer_id) is not None]
+        fresh = [view for view in dialable if view not in linked]
+        if any(view.peer_id == self._peer_id and not view.facts.grpc_addresses for view in views):
+            # of two that nobody can dial, where a link stands anyway: a probe alone would cost a relay or a hole
+            hidden = (
+                view for view in views if not view.facts.grpc_addresses and view.peer_id != self._peer_id
+            )
+            linked += [view for view in hidden if self._links.find(view.peer_id) is not None]
         chosen = linked[:NEIGHBOURS] + random.sample(fresh, min(len(fresh), max(0, NEIGHBOURS - len(linked))))
         rtts = await asyncio.gather(*(self._measure(view) for view in chosen))
         found = [(view, rtt_ms) for view, rtt_ms in zip(chosen, rtts, strict=True) if rtt_ms is not None]

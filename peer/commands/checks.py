@@ -10,7 +10,7 @@ from molink.dht.membership.swarm_clock import TOLERANCE_S
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView
 from molink.peer.memory.memory import format_bytes
 from molink.peer.reach.port_mapping import GatewayError
-from molink.peer.reach.survey import DIRECT, RELAYED, Survey, SurveyedRelay, Trial
+from molink.peer.reach.survey import DIRECT, RELAYED, REVERSED, Survey, SurveyedRelay, Trial
 
 State = Literal["ok", "note", "problem"]
 NOTED_CLOCK_S = 120.0
@@ -166,6 +166,8 @@ def _way(trial: Trial) -> Check:
         return Check(name, "note", f"not tried: {trial.why_not}", _untried(trial.way))
     if trial.way == DIRECT:
         remedy = "allow outgoing TCP connections to any port; until then a relay on port 443 carries them"
+    elif trial.way == REVERSED:
+        remedy = "forward the relay's TCP port, too, and name it with --relay-port; until then relays carry such links"
     elif trial.way == RELAYED:
         remedy = "allow outgoing TCP connections to the relay's port, or have a relay on --relay-port 443"
     else:

@@ -139,6 +139,7 @@ def doctor(
     initial_peers: commands.InitialPeers = None,
     swarm_key: commands.KeyFile = None,
     grpc_port: Annotated[int | None, option("grpc_port")] = None,
+    relay_port: Annotated[int | None, option("relay_port")] = None,
     state_dir: commands.StateFolder = None,
     as_json: commands.Json = False,
 ) -> None:
@@ -152,6 +153,7 @@ def doctor(
         "initial_peers": initial_peers,
         "swarm_key": swarm_key,
         "grpc_port": grpc_port,
+        "relay_port": relay_port,
         "state_dir": state_dir,
     }
     findings = _examine({name: value for name, value in given.items() if value is not None})

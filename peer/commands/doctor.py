@@ -118,7 +118,8 @@ async def _survey(
     wanted = settings.options.grpc_port or StateDir(settings.state_dir).ports()[1]
     listen = (settings.listen, 0 if port is not None else free_port(settings.listen, wanted))
     async with AsyncExitStack() as stack:
-        surveyor = await stack.enter_async_context(Surveyor(listen, key, ranges))
+        relay_port = free_port(settings.listen, settings.options.relay_port or None)
+        surveyor = await stack.enter_async_context(Surveyor(listen, key, ranges, relay_port))
         sought = surveyor.doorstep
         if own is not None and port is not None:
             sought = Doorstep(port, certificate_hash(own.certificate))

@@ -17,14 +17,13 @@ from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
+from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
 from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 
-DRAIN_S = 30.0
-"""Sessions that still run may end within this time before the peer goes."""
 RETRY_S = 1.0
 SWITCH_INTERVAL_S = 0.0002
 """The engine's thread waits at most about so long for the event loop to let go of the interpreter; Python's default of

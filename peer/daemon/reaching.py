@@ -131,6 +131,7 @@ def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:
         offer="off" if unknown else str(settings.options.offer_relay),
         relay=settings.options.relay,
         told="" if by_router else told,
+        joined_at=settings.initial_peers,
         # through a proxy nothing is dialled but links, and nothing comes in
         is_local=ipaddress.ip_address(settings.listen).is_loopback or settings.options.http_proxy is not None,
         mapped=told if by_router else "",

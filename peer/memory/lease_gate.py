@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from molink.peer.memory.lease import Refused
 
+DRAIN_S = 30.0
+"""Sessions of a peer that leaves may end, or go over to others, within this time before it goes."""
+
 
 class LeaseGate:
     """Whether a lease book grants anything new; what was granted stays."""

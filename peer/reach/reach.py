@@ -18,7 +18,7 @@ from molink.dht.identity.dialable import host_of
 from molink.dht.records.records import PeerFacts, PeerView, RelayAt
 from molink.peer.reach.asking import Doorstep, ask_relay, is_hard_nat
 from molink.peer.reach.moving import HolePuncher, PunchingHandler
-from molink.peer.reach.reach_sentences import reach_sentence
+from molink.peer.reach.reach_sentences import RelaysAsked, reach_sentence
 from molink.peer.reach.reachability import (
     MOST_ASKED,
     Finding,
@@ -26,6 +26,7 @@ from molink.peer.reach.reachability import (
     announced,
     candidates,
     contradicted,
+    is_out_of_reach,
     judge,
     relays_to_tell,
     stays_for,
@@ -38,7 +39,7 @@ from molink.peer.wire.link.dialled_connection import way_of
 from molink.peer.wire.link.inbound import descriptor_limit
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
-from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.reach.relay_client import OPEN_TIMEOUT_S, RelayUser
 from molink.shards.address_ranges import ALL_INTERFACES
 
 LOOK_EVERY_S = 1800.0
@@ -70,6 +71,8 @@ class ReachSettings:
     """Whether the peer listens on this machine only."""
     announced_relay_port: int | None = None
     """As which others dial the relay's port; None: as it is on this machine."""
+    joined_at: tuple[str, ...] = ()
+    """Multiaddresses of the peers at which the owner has had it join."""
     mapped: str = ""
     """host:port where the router says that it passes the data plane on: no more than a claim; empty: nowhere."""
 
@@ -150,9 +153,8 @@ class Reach:
     def sentence(self, facts: PeerFacts) -> str | None:
         """For the owner: how others reach a peer that nobody can dial; None: it can be dialled."""
         settings = self._settings
-        return reach_sentence(
-            facts, settings.relay, settings.told, len(self.finding.near), mapped=settings.mapped
-        )
+        asked = RelaysAsked(self.finding.offered, len(self.finding.near), OPEN_TIMEOUT_S)
+        return reach_sentence(facts, settings.relay, settings.told, asked, mapped=settings.mapped)
 
     def _noted(self, facts: PeerFacts) -> PeerFacts:
         if facts.grpc_addresses or facts.relays:
@@ -243,7 +245,9 @@ class Reach:
             found = replace(found, reachable=self.finding.reachable, host=self.finding.host)
         elif settings.relay == "on":
             found = replace(found, reachable=Reachable.RELAYED)
-        self.finding = found
+        if asks and not outside and found.reachable is Reachable.UNKNOWN and self._is_out_of_reach(base):
+            found = replace(found, reachable=Reachable.RELAYED)
+        self.finding = found = replace(found, offered=len(relays))
         relayed = found.reachable is Reachable.RELAYED
         wanted = stays_for(self.stays.relays, found.near)
         if not relayed:
@@ -255,6 +259,14 @@ class Reach:
         ladder = self._around.links.dialler.ladder
         ladder.call = None if self.relay is None else self.relay.call
         ladder.expect = None if self.relay is None or relayed else self.relay.expect
+
+    def _is_out_of_reach(self, base: PeerFacts) -> bool:
+        """Whether others dial none of this peer's addresses, although no relay could say so."""
+        others = [
+            view.facts for view in self._around.snapshot() if view.peer_id != self._user.identity.peer_id
+        ]
+        dialled = [address for facts in others for address in facts.grpc_addresses]
+        return is_out_of_reach(base.grpc_addresses, (*dialled, *self._settings.joined_at))
 
     def _offer(self) -> None:
         """Takes over what the line was measured to carry."""

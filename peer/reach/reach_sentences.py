@@ -1,17 +1,31 @@
 """Sentences for the owner about how others reach a peer: what was tried, what it does instead, and the remedy. Pure."""
 
+from dataclasses import dataclass
+
 from molink.dht.identity.dialable import host_of
 from molink.dht.records.records import PeerFacts
 
 
-def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int, *, mapped: str = "") -> str | None:
+@dataclass(frozen=True, slots=True)
+class RelaysAsked:
+    """Relays that were asked."""
+
+    offered: int
+    answered: int
+    within_s: float
+    """Seconds that each was given."""
+
+
+def reach_sentence(
+    facts: PeerFacts, relay: str, told: str, asked: RelaysAsked, *, mapped: str = ""
+) -> str | None:
     """None: there is nothing to say, for others can dial it. `relay` and `told` are what the owner has said, `mapped`
-    what the router has (`ReachSettings`), `relays`: how many have answered."""
+    what the router has (`ReachSettings`)."""
     if facts.grpc_addresses:
         return None
     over = ", ".join(host_of(one.address) for one in facts.relays)
     if not over:
-        return _unreached(relay, relays)
+        return _unreached(relay, asked)
     if told:
         return (
             f"--announce: relays see this machine there, and none that dialled {told} found this peer, so others reach "
@@ -28,15 +42,21 @@ def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int, *, mapp
     return f"Nobody can dial this peer: others reach it over {over}"
 
 
-def _unreached(relay: str, relays: int) -> str:
+def _unreached(relay: str, asked: RelaysAsked) -> str:
     why = "--relay on" if relay == "on" else "Nobody can dial this peer"
-    tried = (
-        f"none of {relays} that answered takes it"
-        if relays
-        else "no peer of this swarm that answers offers one"
-    )
-    remedy = "leave --relay out" if relay == "on" else "forward the port of --grpc-port to this machine"
+    if asked.answered:
+        tried = f"none of {asked.answered} that answered takes it"
+    elif asked.offered:
+        tried = f"none of {asked.offered} that peers of this swarm offer answered within {asked.within_s:g} s"
+    else:
+        tried = "no peer of this swarm offers one"
+    others = "offer a relay (--offer-relay)"
+    if asked.offered and not asked.answered:
+        others = "offer a relay on a port that networks let out (--relay-port 443)"
+    remedy = "forward this machine's ports and say with --announce where"
+    if relay == "on":
+        remedy = "leave --relay out"
     return (
         f"{why}, and of relays {tried}: it asks again every half minute, and is ready once one does. Have a peer that "
-        f"others can dial offer a relay (--offer-relay), or {remedy}"
+        f"others can dial {others}, or {remedy}"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from molink.dht.identity.dialable import Ranges, host_of, may_dial
+from molink.dht.identity.dialable import Ranges, host_of, may_dial, own_ranges
 from molink.dht.membership.door import network_of
 from molink.dht.records.records import PeerFacts, PeerView, RelayAt
 from molink.peer.wire.reach.relay_client import host_and_port_of
@@ -57,6 +57,8 @@ class Finding:
     """Where most of the relays that found this peer see it; empty: nobody said."""
     near: tuple[RelayAt, ...] = ()
     """Relays that answer, the nearest first."""
+    offered: int = 0
+    """Relays that were asked."""
 
 
 def candidates(
@@ -104,6 +106,16 @@ def contradicted(told: str, answers: Sequence[RelayAnswer]) -> bool:
     least, none says otherwise, and they see this machine at that very address: they dial no other."""
     found = [answer.found for answer in answers if host_of(answer.observed) == host_of(told)]
     return found.count(False) >= LEAST_AGAINST_OWNER and True not in found
+
+
+def is_out_of_reach(addresses: Sequence[str], others: Iterable[str]) -> bool:
+    """Whether the rest of the swarm dials none of a peer's own addresses: none is public, or in a range of `others`,
+    the addresses of other peers and those at which this one joined. Of names, and where there is nobody else, that
+    cannot be said."""
+    hosts = [host_of(address) for address in others]
+    ranges = own_ranges(hosts)
+    own = [range_of(host_of(address)) for address in addresses]
+    return bool(hosts) and bool(own) and all(one is not None and one not in ranges for one in own)
 
 
 def stays_for(staying: Sequence[RelayAt], near: Sequence[RelayAt]) -> tuple[RelayAt, ...]:

@@ -12,22 +12,25 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from molink.dht.errors import PortInUse
 from molink.dht.identity.dialable import Ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import PeerFacts, PeerView, RelayAt
 from molink.peer.reach.asking import Doorstep, ask_relay, is_hard_nat
 from molink.peer.reach.moving import HolePuncher, PunchingHandler
-from molink.peer.reach.reachability import MOST_ASKED, RelayAnswer, candidates
+from molink.peer.reach.reachability import MOST_ASKED, Finding, Reachable, RelayAnswer, candidates, judge
+from molink.peer.reach.relay import Relay
 from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials, certificate_hash, new_certificate
 from molink.peer.wire.link.dialled_connection import way_of
+from molink.peer.wire.link.ladder import NEXT_RELAY_S
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
-from molink.peer.wire.reach.relay_client import RelayUser, endpoint
+from molink.peer.wire.reach.relay_client import RelayUser, endpoint, host_and_port_of
 
 TRIAL_TIMEOUT_S = 6.0
 MEASURE_TIMEOUT_S = 2.0
@@ -35,7 +38,7 @@ PUNCHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.05
 MOST_TRIED = 3
 """Peers that are tried for one way: one that is not there says nothing of this machine."""
-DIRECT, RELAYED, PUNCHED = "direct", "relayed", "punched"
+DIRECT, REVERSED, RELAYED, PUNCHED = "direct", "reversed", "relayed", "punched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,11 @@ class _NothingServed:
 class Surveyor:
     """Surveys with a port of its own, between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, listen: tuple[str, int], swarm_key: SwarmKey | None, ranges: Ranges) -> None:
-        """`listen`: the port that relays are asked to dial, unless a peer that runs has one."""
+    def __init__(
+        self, listen: tuple[str, int], swarm_key: SwarmKey | None, ranges: Ranges, relay_port: int = 0
+    ) -> None:
+        """`listen`: the port that relays are asked to dial, unless a peer that runs has one. `relay_port`: where this
+        machine's own relay would listen; 0: any free port."""
         identity = Identity.generate()
         certificate = new_certificate(identity.peer_id)
         handler = _NothingServed()
@@ -100,6 +106,7 @@ class Surveyor:
         self._own_links = own_links
         self._own = RelayUser(identity, swarm_key)
         self._asker = RelayUser(Identity.generate(), swarm_key)
+        self._relay_at = listen[0], relay_port
         self._inside = "::1" if ":" in listen[0] else "127.0.0.1"
         self._ranges = ranges
         self._stack = AsyncExitStack()
@@ -134,8 +141,14 @@ class Surveyor:
         )
         near = tuple(one.relay for one in answering)
         hard = await is_hard_nat(near, self._asker)
-        trials = (await self._try_direct(others), await self._try_relayed(others, near))
-        return Survey(tuple(surveyed), hard, (*trials, await self._try_punched(others, near)))
+        found = judge([one.answer for one in answering if one.answer is not None])
+        trials = (
+            await self._try_direct(others),
+            await self._try_reversed(others, near, found, sought.port),
+            await self._try_relayed(others, near),
+            await self._try_punched(others, near),
+        )
+        return Survey(tuple(surveyed), hard, trials)
 
     async def _look_at(self, relay: RelayAt, sought: Doorstep | None) -> SurveyedRelay:
         return SurveyedRelay(
@@ -158,11 +171,42 @@ class Surveyor:
                     break
             return trial
 
+    async def _try_reversed(
+        self, others: Sequence[PeerView], near: Sequence[RelayAt], found: Finding, port: int
+    ) -> Trial:
+        """This machine's other end, which stays at the nearest relay, is asked to come to a relay of this machine's
+        own, where others see it: so peers that nobody can dial come. `port`: where relays find this machine, if they
+        do."""
+        if found.reachable is not Reachable.DIALABLE:
+            why_not = (
+                "nobody is known to dial this machine; where it is asked to come, it does so as over a relay"
+            )
+            return Trial(REVERSED, "", why_not=why_not)
+        if await _round_trip_s(host_and_port_of(found.host, port)) is None:
+            why_not = (
+                "others can dial this machine and it cannot dial itself where they do, so only they could try"
+            )
+            return Trial(REVERSED, "", why_not=why_not)
+        asker = self._asker
+        try:
+            async with Relay(*self._relay_at, asker.identity, asker.swarm_key) as own:
+                to = RelayAt(asker.identity.peer_id, host_and_port_of(found.host, own.port))
+                return await self._try_staying(others, near[0], REVERSED, to, own)
+        except PortInUse as error:
+            return Trial(REVERSED, "", why_not=str(error))
+
     async def _try_relayed(self, others: Sequence[PeerView], near: Sequence[RelayAt]) -> Trial:
         """This machine stays at the nearest relay, and is reached there."""
         if not near or not others:
             return Trial(RELAYED, "", why_not="no relay answers")
-        identity, relay = self._own.identity, near[0]
+        return await self._try_staying(others, near[0], RELAYED, near[0])
+
+    async def _try_staying(
+        self, others: Sequence[PeerView], relay: RelayAt, way: str, to: RelayAt, own: Relay | None = None
+    ) -> Trial:
+        """A link to this machine's other end, which stays at a relay. `own`: the relay of this end, which it is asked
+        to come to at `to`."""
+        identity = self._own.identity
         facts = replace(  # as another peer's, but for who and where it is
             others[0].facts,
             peer_id=identity.peer_id,
@@ -172,15 +216,16 @@ class Surveyor:
             relays=(relay,),
         )
         stayed = asyncio.Event()
-        stays = Stays(self._own, (self._inside, self._acceptor.port), lambda _: None, stayed.set)
+        stays = Stays(self._own, (self._inside, self._acceptor.port), {to.peer_id: to}.get, stayed.set)
         async with stays, self._links(_NothingServed()) as links:
+            links.dialler.ladder.expect = own.expect if own is not None else None
             stays.keep((relay,))
             try:
                 async with asyncio.timeout(TRIAL_TIMEOUT_S):
                     await stayed.wait()
             except TimeoutError:
-                return Trial(RELAYED, relay.address, why_not="the relay does not let this machine stay")
-            return await _try(links, facts, RELAYED, relay.address)
+                return Trial(way, to.address, why_not="the relay does not let this machine stay")
+            return await _try(links, facts, way, to.address)
 
     async def _try_punched(self, others: Sequence[PeerView], near: Sequence[RelayAt]) -> Trial:
         """A link to a peer behind a NAT, once it has moved to a hole."""
@@ -219,6 +264,10 @@ async def _try(links: Links, facts: PeerFacts, way: str, to: str) -> Trial:
                         await asyncio.sleep(LOOK_EVERY_S)
             except TimeoutError:
                 return Trial(way, to, why_not=f"no hole opened within {PUNCHED_WITHIN_S:g} s")
+        elif way == REVERSED and way_of(link.connection) != REVERSED:
+            return Trial(
+                way, to, why_not=f"nobody came there within {NEXT_RELAY_S:g} s, so a relay carried the link"
+            )
         took_s = clock() - began_s
         with suppress(TimeoutError):
             async with asyncio.timeout(MEASURE_TIMEOUT_S):

@@ -13,6 +13,10 @@ from molink.peer.redundancy.pair_balance import HeldSequence, balanced
 
 HERE, THERE = 0, 1
 """Of the two holders: the one that decides, and its partner."""
+LOOK_EVERY_S = 0.1
+"""Which sessions should go over is looked at so often."""
+QUIET_S = 1.0
+"""After the last prompt of either, sessions stay where they are so long: the next one may be on its way."""
 WORTH_TOKENS = 32
 """Prompts that are shorter together are over before a session has gone over."""
 BETTER_PART = 0.8

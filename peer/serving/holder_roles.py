@@ -10,18 +10,24 @@ from molink.peer.memory.lease import LeaseKey
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.redundancy.pair_balance import HeldSequence
-from molink.peer.redundancy.pair_roles import HERE, THERE, HolderLoad, RoleCosts, Roles, going_over
+from molink.peer.redundancy.pair_roles import (
+    HERE,
+    LOOK_EVERY_S,
+    QUIET_S,
+    THERE,
+    HolderLoad,
+    RoleCosts,
+    Roles,
+    going_over,
+)
 from molink.peer.serving.copying import Copying
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
 from molink.shards.spec import ModelSpec, Span
 
-LOOK_EVERY_S = 0.1
 FRESH_S = 2.0
 """What a partner said longer ago is no ground for anything."""
-QUIET_S = 1.0
-"""After the last prompt of either, sessions stay where they are so long: the next one may be on its way."""
 STAY_S = 1.0
 """A session that has just come is not sent back for balance."""
 WITHIN_S = 3.0

@@ -44,7 +44,7 @@ class NoPartner(StrEnum):
     """Reason why a hop gets no partner."""
 
     UNKNOWN = "unknown"
-    """A peer of the circuit is not in the snapshot, or is about to leave: nobody can tell how it would go on."""
+    """A peer of the circuit is not in the snapshot, or has left: nobody can tell how it would go on."""
     DECLINED = "declined"
     """The hop's peer wants no copies, or wants them where there can be none."""
     UPLINK = "uplink"
@@ -87,12 +87,13 @@ def choose_partners(
 ) -> tuple[PartnerChoice, ...]:
     """A partner for each hop of the route, or for those of the numbers `hops`, in their order.
 
-    A partner holds the whole span, has room for the KV cache of `demand`, is not on the circuit nor in `avoid`, and is
-    the partner of one hop only. As many hops as possible get one; as few as possible of these one at the address of
-    the hop's own peer, since what takes a home from the network takes both; and of all such choices it is the one
-    after whose switches, each by itself, the circuits' TPOTs are least in sum, by the router's own terms. Costs are
-    those of the snapshot, which may have counted the session on its own circuit already: that adds the same to all.
-    Links that nobody measured are guessed from what these peers measured.
+    A partner holds the whole span, has room for the KV cache of `demand`, is not on the circuit nor in `avoid`, does
+    not drain, and is the partner of one hop only; a hop whose peer drains gets one as any other does. As many hops as
+    possible get one; as few as possible of these one at the address of the hop's own peer, since what takes a home
+    from the network takes both; and of all such choices it is the one after whose switches, each by itself, the
+    circuits' TPOTs are least in sum, by the router's own terms. Costs are those of the snapshot, which may have counted
+    the session on its own circuit already: that adds the same to all. Links that nobody measured are guessed from what
+    these peers measured.
 
     Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or
     nowhere. A copy goes in the form of the fewest bytes that the partner can compute from as fast as tokens come, by
@@ -110,7 +111,7 @@ def choose_partners(
     if any(not 0 <= at < len(route.hops) for at in wanted):
         raise ValueError(f"the route's hops are 0 to {len(route.hops) - 1}, not {list(wanted)}")
     own = frozenset(route.peer_ids)
-    views = snapshot.usable(avoid - own)
+    views = snapshot.usable(avoid - own, own)
     places = {view.peer_id: place for place, view in enumerate(views)}
     if not own <= places.keys():
         return (PartnerChoice.none(NoPartner.UNKNOWN),) * len(wanted)

@@ -60,18 +60,35 @@ class ChatTemplate:
         self._template = _compile(source)
 
     def render(
-        self, messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        special_tokens: Mapping[str, str],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text to encode. `special_tokens` are those that the template may name, such as bos_token.
+        """Renders the text to encode.
 
-        Raises `ChatTemplateError` if the template refuses the messages, fails, or writes without end.
+        Args:
+            messages: the chat, at least one message.
+            special_tokens: those that the template may name, such as bos_token.
+            add_generation_prompt: whether the text ends with the beginning of an answer.
+            tools: what the model may call, each a function's description as transformers takes it.
+            variables: further variables of the template, such as enable_thinking; none of those above.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages, fails, or writes without end.
         """
         if not messages:
             raise ChatTemplateError("a chat needs at least one message")
-        values: dict[str, Any] = dict(special_tokens)
+        values: dict[str, Any] = {
+            **_plain(variables or {}, "a variable of the chat template"),
+            **special_tokens,
+        }
         values.update(
             messages=[_plain_message(message) for message in messages],
-            tools=None,
+            tools=_plain(list(tools), "a tool") or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
         )
@@ -109,14 +126,19 @@ def _compile(source: str) -> Template:
 
 def _plain_message(message: Message) -> dict[str, Any]:
     """A copy out of plain JSON values, without absent ones; reasoning is there under each of its names."""
-    try:
-        plain = json.loads(json.dumps({key: value for key, value in message.items() if value is not None}))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ChatTemplateError(f"a chat message must be made of JSON values: {error}") from error
+    plain = _plain({key: value for key, value in message.items() if value is not None}, "a chat message")
     reasoning = next((plain[key] for key in _REASONING_KEYS if plain.get(key) is not None), None)
     if reasoning is None:
         return dict(plain)
     return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _plain(value: Any, what: str) -> Any:  # noqa: ANN401 - JSON
+    """A copy out of plain JSON values."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ChatTemplateError(f"{what} must be made of JSON values: {error}") from error
 
 
 def _raise_exception(message: str) -> NoReturn:

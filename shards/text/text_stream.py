@@ -18,8 +18,10 @@ class TextStream:
     token.
     """
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
+    def __init__(self, tokenizer: "Tokenizer", kept: frozenset[int] = frozenset()) -> None:
+        """`kept` are special tokens that are seen as they are written."""
         self._tokenizer = tokenizer
+        self._kept = kept
         self._window: list[int] = []
         """Ids still looked at: those of the piece before the present one, then the present one's."""
         self._context = 0
@@ -30,7 +32,13 @@ class TextStream:
         self._cleaned = 0
 
     def push(self, token_id: int) -> str:
-        """The text that has become certain with this token, maybe none. Special tokens have no text."""
+        """The text that has become certain with this token, maybe none. Special tokens have no text, but those that
+        are kept."""
+        if token_id in self._kept:
+            text = self._advance(final=True) + self._tokenizer.token_text(token_id)
+            self._window.clear()
+            self._context = self._yielded = 0
+            return self._clean(text, final=False)
         if not self._tokenizer.has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -95,7 +103,7 @@ class StopMatcher:
             _, at, self._matched = min(found)
             self._held = ""
             return text[:at]
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -105,7 +113,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

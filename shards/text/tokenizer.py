@@ -37,13 +37,15 @@ class Tokenizer:
     """One model's tokenizer and chat template. Immutable; several threads may use it at once."""
 
     def __init__(
-        self, backend: Backend, settings: Mapping[str, Any], template: "ChatTemplate | None"
+        self, backend: Backend, settings: Mapping[str, Any], template: "ChatTemplate | None", chat_source: str
     ) -> None:
         """`settings` are those of tokenizer_config.json, special tokens as text. Use `from_folder` or
         `from_files`.
         """
         self._backend = backend
         self._template = template
+        self.chat_source = chat_source
+        """The chat template as the model's files have it; empty: it has none."""
         self._named = {name: settings[name] for name in NAMED_TOKENS if settings.get(name)}
         self.cleans_up_spaces = _cleans_up_spaces(backend, settings)
         """Whether `decode` removes spaces before punctuation."""
@@ -72,9 +74,10 @@ class Tokenizer:
             backend = convert(files)
         backend.no_truncation()
         backend.no_padding()
-        source = template_source(files, settings) if with_template else None
-        template = None if source is None else _compiled(source)
-        return cls(backend, {name: token_content(value) for name, value in settings.items()}, template)
+        source = template_source(files, settings)
+        template = None if source is None or not with_template else _compiled(source)
+        named = {name: token_content(value) for name, value in settings.items()}
+        return cls(backend, named, template, source or "")
 
     @property
     def vocabulary_size(self) -> int:
@@ -93,6 +96,10 @@ class Tokenizer:
     def decode_raw(self, ids: Sequence[int]) -> str:
         """As `decode`, but spaces before punctuation stay."""
         return self._decoded(list(ids), skip_special_tokens=True)
+
+    def decode_written(self, ids: Sequence[int]) -> str:
+        """As `decode_raw`, with special tokens as they are written."""
+        return self._decoded(list(ids), skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
         """The text of a single token, special or not, as log-probabilities show it."""
@@ -116,10 +123,20 @@ class Tokenizer:
         """Whether it stands for one byte, to be joined with its neighbours into characters."""
         return token_id in self._byte_tokens
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written so, special or not; None: there is none."""
+        found = self._backend.token_to_id(text)
+        return None if found is None else int(found)
+
     def apply_chat_template(
-        self, messages: "Sequence[Message]", add_generation_prompt: bool = True
+        self,
+        messages: "Sequence[Message]",
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The ids of a chat in the form that the model was trained on.
+        """The ids of a chat in the form that the model was trained on. Arguments as of `ChatTemplate.render`.
 
         Raises `TokenizerError` if the model has no chat template or the template refuses the messages.
         """
@@ -132,7 +149,13 @@ class Tokenizer:
         from molink.shards.text.chat_template import ChatTemplateError
 
         try:
-            text = self._template.render(messages, self._named, add_generation_prompt=add_generation_prompt)
+            text = self._template.render(
+                messages,
+                self._named,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                variables=variables,
+            )
         except ChatTemplateError as error:
             raise TokenizerError(str(error)) from error
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)

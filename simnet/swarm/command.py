@@ -60,7 +60,7 @@ def swarm(
         str,
         option(
             "Whether another peer keeps a second copy of each hop's KV cache and takes its place when it is lost. "
-            "Off, as in this version's peers, which keep no copies yet.",
+            "Clients have it auto; off takes half as long to simulate.",
             "auto|off",
         ),
     ] = "off",

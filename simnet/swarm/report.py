@@ -44,6 +44,8 @@ class SwarmRow:
     losses: int
     """Peers that went away from under a session."""
     recomputed_tokens: int
+    gone_over: int
+    """Times that a session has left a peer that was about to go, without a pause: no losses."""
     switches: int
     """Losses after which a partner took the peer's place; after the others another circuit was planned."""
     stalls: int
@@ -114,6 +116,7 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         leases_refused=dict(sorted(accounts.refused.items())),
         losses=sum(one.losses for one in ended),
         recomputed_tokens=sum(one.recomputed_tokens for one in ended),
+        gone_over=accounts.gone_over,
         switches=partners.switches,
         stalls=len(accounts.stalls_s),
         stall_p50_s=_percentile(accounts.stalls_s, 50),

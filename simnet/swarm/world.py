@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numpy.random import Generator, default_rng
 
 from molink.dht.membership.neighbours import link_counts
+from molink.peer.memory.lease_gate import DRAIN_S
 from molink.shards.spec import ModelSpec
 from molink.simnet.core.request_load import Request, arrivals
 from molink.simnet.core.timeline import Timeline
@@ -26,6 +27,9 @@ from molink.simnet.swarm.sessions.gateway import SimulatedGateway
 from molink.simnet.swarm.sessions.lifecycle import Lifecycle
 from molink.simnet.swarm.sessions.relaying import Relaying
 from molink.simnet.swarm.settings import SwarmSettings
+
+LOOK_EVERY_S = 1.0
+"""A peer that leaves looks so often whether it is still needed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +120,11 @@ class SwarmWorld:
         self.accounts.check()
         self.moves.check()
         for member in self.members.values():
-            if member.alive and (member.decoding or member.prefilling or member.copies or member.book.leases):
+            book, copies = member.book, len(member.copies) + len(member.book.copies)
+            if member.alive and (member.decoding or member.prefilling or copies or book.leases):
                 raise NotConserved(
-                    f"{member.peer_id} has {len(member.book.leases)} leases, {len(member.decoding)} sessions "
-                    f"and {len(member.copies)} copies when all have ended"
+                    f"{member.peer_id} has {len(book.leases)} leases, {len(member.decoding)} sessions "
+                    f"and {copies} copies when all have ended"
                 )
 
     def _gateway(self, gateway_id: str) -> SimulatedGateway:
@@ -239,6 +244,24 @@ class _Churn:
             self._world.timeline.call(member.volunteer.stay_s, lambda: self._go(member))
 
     def _go(self, member: Member) -> None:
+        """It crashes; or it says that it leaves, and goes when its sessions are elsewhere or have had the time."""
+        if member.volunteer.crashes:
+            self._gone(member)
+            return
+        member.book.gate.drain()
+        self._announcing.changed(member)
+        self._lifecycle.peer_leaves(member, DRAIN_S)
+        self._go_empty(member, self._world.timeline.now_s + DRAIN_S)
+
+    def _go_empty(self, member: Member, deadline_s: float) -> None:
+        timeline = self._world.timeline
+        member.book.expire(timeline.now_s)
+        if member.book.leases and timeline.now_s < deadline_s:
+            timeline.call(LOOK_EVERY_S, lambda: self._go_empty(member, deadline_s))
+        else:
+            self._gone(member)
+
+    def _gone(self, member: Member) -> None:
         told = not member.volunteer.crashes
         member.alive = False
         self._announcing.living -= 1

@@ -1,7 +1,7 @@
 """A request that was let in: what it uses is counted as it comes, and settled when it ends, however it ends."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from molink.client.api.generation import TextPiece
@@ -34,16 +34,14 @@ class AdmittedRequest:
         """Headers of its answer."""
         return {} if self._taken is None else self._taken.headers()
 
-    def generated(self, generation: int, tokens: int) -> None:
-        """A generation, by its number, has come to so many more tokens."""
-        self._completion_tokens += tokens
-        self._prompts.setdefault(generation, self._estimates[generation])
-
-    def finished(self, generation: int, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        """A generation has ended, and its prompt had so many tokens, of which peers had kept so many."""
-        is_first = self._estimates[generation] > 0
-        self._prompts[generation] = prompt_tokens if is_first else 0
-        self._cached_tokens += cached_tokens if is_first else 0
+    def note(self, generation: int, piece: TextPiece) -> None:
+        """A generation, by its number, has come to one more piece."""
+        self._completion_tokens += len(piece.token_ids)
+        estimate = self._estimates[generation]
+        self._prompts.setdefault(generation, estimate)
+        if piece.generation is not None and estimate:
+            self._prompts[generation] = piece.generation.prompt_tokens
+            self._cached_tokens += piece.generation.cached_tokens
 
     def end(self) -> None:
         """Settles it. What was never begun costs a request, and no tokens."""
@@ -57,27 +55,10 @@ class AdmittedRequest:
 def estimated_tokens(prompt: str | Sequence[int]) -> int:
     """Returns about how many tokens a prompt has, at least one; of token ids exactly."""
     if isinstance(prompt, str):
-        return max(1, -(-len(prompt.encode(errors="replace")) // BYTES_PER_TOKEN))
+        return tokens_of_bytes(len(prompt.encode(errors="replace")))
     return max(1, len(prompt))
 
 
-def counted(
-    streams: Sequence[AsyncIterator[TextPiece]], admitted: AdmittedRequest
-) -> list[AsyncIterator[TextPiece]]:
-    """Returns the same generations, of whose tokens the request keeps count."""
-    return [_counted(number, stream, admitted) for number, stream in enumerate(streams)]
-
-
-async def _counted(
-    number: int, stream: AsyncIterator[TextPiece], admitted: AdmittedRequest
-) -> AsyncIterator[TextPiece]:
-    try:
-        async for piece in stream:
-            admitted.generated(number, len(piece.token_ids))
-            if piece.generation is not None:
-                admitted.finished(number, piece.generation.prompt_tokens)
-            yield piece
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
+def tokens_of_bytes(text_bytes: int) -> int:
+    """Returns about how many tokens a text of so many bytes has, at least one."""
+    return max(1, -(-text_bytes // BYTES_PER_TOKEN))

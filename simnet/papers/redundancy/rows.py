@@ -8,7 +8,7 @@ from molink.simnet.papers.redundancy.run import RedundancyCell, RedundancyRun
 
 PAPER_EXTRA_GB: Mapping[float, float] = MappingProxyType({4.0: 1.0, 8.0: 3.5, 12.0: 5.0})
 """By rate: what AcceLLM needs beyond the others on the mixed workload with four instances, which device is not said."""
-PAIR_POLICIES = ("accellm", "molink")
+PAIR_POLICIES = ("accellm", "molink", "molink-pairs", "molink-auto")
 """The paper's, and ours, which the others are compared with."""
 PAPER_MIXED_PART = 0.30
 """ "Up to 30 %" less JCT and "nearly 30 %" more tokens on the mixed workload, over all rates and instances."""

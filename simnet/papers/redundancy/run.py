@@ -3,20 +3,30 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
+from molink.peer.redundancy.pair_roles import Roles
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.papers.redundancy.cluster.accellm import Accellm
 from molink.simnet.papers.redundancy.cluster.baselines import Splitwise, Vllm
 from molink.simnet.papers.redundancy.cluster.cluster import Cluster, ClusterPolicy
 from molink.simnet.papers.redundancy.cluster.instances import SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.molink import Molink
+from molink.simnet.papers.redundancy.cluster.molink_pairs import MolinkPairs
 from molink.simnet.papers.redundancy.cluster.workloads import WORKLOADS, requests
 
 POLICIES: Mapping[str, Callable[[Cluster], ClusterPolicy]] = MappingProxyType(
-    {"vllm": Vllm, "splitwise": Splitwise, "accellm": Accellm, "molink": Molink}
+    {
+        "vllm": Vllm,
+        "splitwise": Splitwise,
+        "accellm": Accellm,
+        "molink": Molink,
+        "molink-pairs": partial(MolinkPairs, roles=Roles.PAIRS),
+        "molink-auto": partial(MolinkPairs, roles=Roles.AUTO),
+    }
 )
-"""By the name that commands take."""
+"""By the name that commands take. The last two are ours with roles, as peers take them."""
 _ROUNDING = 1e-9
 
 

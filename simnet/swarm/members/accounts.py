@@ -78,6 +78,8 @@ class Accounts:
     """Refusals of leases by their code, and `lost`: peers that were not there any more."""
     stalls_s: list[float] = field(default_factory=list)
     """From each loss of a peer to the session's next token, of those that got one."""
+    gone_over: int = 0
+    """Times that a session has left a peer that was about to go, without a pause."""
     partners: PartnerCounts = field(default_factory=PartnerCounts)
     crashed: int = 0
     left: int = 0

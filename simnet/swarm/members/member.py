@@ -76,8 +76,7 @@ class Member:
             spans=self.book.held,
             free_weight_bytes=free_weight_bytes,
             free_kv_bytes=free_kv_bytes,
-            # copies wait for nothing and compute nothing
-            sessions=len(self.book.leases) - len(self.copies),
+            sessions=len(self.book.leases),
             queued=len(self.prefilling),
             draining=self.book.gate.is_closed,
             loading=self.book.loading,
@@ -128,6 +127,7 @@ class Member:
     def request(self, key: LeaseKey, span: Span, tokens: int, owner: str, now_s: float) -> Granted | Refused:
         """Asks the lease book, which first takes back what has run out."""
         self.book.expire(now_s)
+        self.book.copies.expire(now_s)
         answer = self.book.request(key, span, tokens, owner, now_s)
         self.book.used(key, now_s)
         taken_bytes = sum(lease.kv_bytes for lease in self.book.leases)

@@ -1,6 +1,6 @@
 """The context of simulated sessions: the swarm as those that drive them see it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from molink.routing import Route
@@ -9,7 +9,7 @@ from molink.simnet.core.timeline import Timeline
 from molink.simnet.swarm.members.accounts import Accounts
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.places import Places
-from molink.simnet.swarm.sessions.generation import SimulatedGeneration
+from molink.simnet.swarm.sessions.generation import DIALS_RTT, SimulatedGeneration
 from molink.simnet.swarm.sessions.relaying import Relaying
 from molink.simnet.swarm.sessions.step_cost import SimulatedHop, link_ms
 
@@ -30,6 +30,8 @@ class SessionContext:
     """What relays carry; None: everybody can be dialled."""
     running: dict[int, SimulatedGeneration] = field(default_factory=dict)
     """Sessions that have not ended, by number."""
+    links: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of peers that have dialled each other."""
 
     @property
     def now_s(self) -> float:
@@ -38,6 +40,20 @@ class SessionContext:
     def members_of(self, one: SimulatedGeneration) -> list[Member]:
         """The peers of its circuit, in order."""
         return [self.members[hop.peer_id] for hop in one.hops]
+
+    def dialled_s(self, hops: Sequence[SimulatedHop], at: int) -> float:
+        """Seconds until that hop has links to the next one and the previous one: nothing where they stand."""
+        own = hops[at].peer_id
+        others = (hops[(at + 1) % len(hops)].peer_id, hops[at - 1].peer_id)
+        lacking = [one for one in others if one != own and frozenset((own, one)) not in self.links]
+        return DIALS_RTT * max((self.places.rtt_ms(own, one) for one in lacking), default=0.0) / 1000
+
+    def link(self, hops: Sequence[SimulatedHop]) -> None:
+        """The hops of a circuit have dialled their neighbours."""
+        following = (*hops[1:], hops[0])
+        self.links.update(
+            frozenset((hop.peer_id, after.peer_id)) for hop, after in zip(hops, following, strict=True)
+        )
 
     def hops_of(self, route: Route) -> tuple[SimulatedHop, ...]:
         """The route's hops with the true ways between them."""

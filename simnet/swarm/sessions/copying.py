@@ -4,16 +4,19 @@ Lines are copied from the first token on: prompts' activations go before copies,
 any. From then on the peer's copies have `COPY_SHARE` of what decode leaves of its uplink. Those that have caught up get
 what their sessions' tokens take, at most as much as the others, which have equal parts of the rest. That is worked out
 when a copy begins or ends there, and holds until the next does. Nothing waits for a copy: it goes after everything but
-weights. What a partner computes of it comes no faster than half of all its time allows.
+weights. One whose hop is to be left goes first, and has all that decode leaves. What a partner computes of it comes no
+faster than half of all its time allows.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from molink.peer.memory.leases import LeaseKey
 from molink.routing import PartnerChoice
 from molink.routing.routes.copy_forms import WORK_SHARE, CopyCost
-from molink.routing.routes.partners import copy_bytes_per_s
-from molink.shards.spec import ModelSpec
+from molink.routing.routes.partners import COPY_SHARE, copy_bytes_per_s
+from molink.shards.spec import Span
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
 from molink.simnet.swarm.sessions.step_cost import COST
@@ -28,27 +31,27 @@ class KvCopy:
     """The hop's number."""
     source: str
     partner: str
+    key: LeaseKey
+    """Under which the partner keeps it."""
+    span: Span
     tpot_ms: float
     """Of the circuit with the partner in the hop's place, as predicted."""
-    kv_bytes: int
-    """That the partner has leased."""
     cost: CopyCost
     """Its form, and what that takes of each token."""
     lines: float = 0.0
     """Tokens of which the partner has the lines."""
     lines_per_s: float = 0.0
     advanced_s: float = 0.0
+    hastened: bool = False
+    """Whether it is to be whole soon, since its hop is to be left."""
 
     @classmethod
-    def of(
-        cls, one: SimulatedGeneration, at: int, choice: PartnerChoice, model: ModelSpec
-    ) -> "KvCopy | None":
+    def of(cls, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> "KvCopy | None":
         """Nothing is copied yet. None: the choice is nobody."""
         if choice.peer_id is None or choice.tpot_ms is None or choice.cost is None:
             return None
-        kv_bytes = model.kv_bytes(one.hops[at].span, one.demand.tokens)
-        source = one.hops[at].peer_id
-        return cls(one, at, source, choice.peer_id, choice.tpot_ms, kv_bytes, choice.cost)
+        hop = one.hops[at]
+        return cls(one, at, hop.peer_id, choice.peer_id, one.key, hop.span, choice.tpot_ms, choice.cost)
 
     @property
     def line_bytes(self) -> int:
@@ -89,6 +92,15 @@ class CopyScheduler:
             sent[copy.one.number] = copy
             self._share(copy.source)
 
+    def hasten(self, copy: KvCopy) -> float:
+        """It goes before all others from now on; returns how many tokens it lacks."""
+        if not copy.hastened:
+            copy.hastened = True
+            self.begin(copy)
+            self._share(copy.source)
+        self._advance(copy)
+        return copy.one.history - copy.lines
+
     def end(self, copy: KvCopy) -> None:
         """It is sent no longer, if it was."""
         sent = self._sent.get(copy.source, {})
@@ -112,11 +124,10 @@ class CopyScheduler:
         for copy in sent.values():
             self._advance(copy)
         uplink_mbps = self._context.members[source].volunteer.uplink_mbps or COST.unknown_bandwidth_mbps
-        left = copy_bytes_per_s(uplink_mbps, self._decode_bytes_per_s(source), 1)
-        for place, copy in enumerate(sorted(sent.values(), key=KvCopy.wanted_bytes_per_s)):
-            given = min(copy.wanted_bytes_per_s(), left / (len(sent) - place))
-            copy.lines_per_s = given / copy.line_bytes
-            left -= given
+        share = copy_bytes_per_s(uplink_mbps, self._decode_bytes_per_s(source), 1)
+        hastened = [copy for copy in sent.values() if copy.hastened]
+        left = _divide(hastened, share / COPY_SHARE)
+        _divide([copy for copy in sent.values() if not copy.hastened], min(left, share))
 
     def _decode_bytes_per_s(self, source: str) -> float:
         running = self._context.running
@@ -124,3 +135,12 @@ class CopyScheduler:
         return sum(
             1000 * self._context.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0
         )
+
+
+def _divide(copies: Sequence[KvCopy], left: float) -> float:
+    """Gives each what it wants, or an equal part of these bytes a second; returns what nobody wants."""
+    for place, copy in enumerate(sorted(copies, key=KvCopy.wanted_bytes_per_s)):
+        given = min(copy.wanted_bytes_per_s(), left / (len(copies) - place))
+        copy.lines_per_s = given / copy.line_bytes
+        left -= given
+    return left

@@ -13,6 +13,7 @@ from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.generation import DIALS_RTT, UNREACHABLE_S, SimulatedGeneration
+from molink.simnet.swarm.sessions.partnering import Partnering
 
 _LOST, _SLOW = core.Refusal("lost"), core.Refusal("slow")
 
@@ -35,6 +36,7 @@ class CircuitForming:
         self,
         context: SessionContext,
         rng: Generator,
+        partnering: Partnering,
         *,
         formed: Callable[[SimulatedGeneration], None],
         given_back: Callable[[SimulatedGeneration], None],
@@ -44,6 +46,7 @@ class CircuitForming:
         self._rng = rng
         self._formed = formed
         self._given_back = given_back
+        self._partnering = partnering
         self._failed = failed
 
     def go_on(self, one: SimulatedGeneration, event: core.Event) -> None:
@@ -53,6 +56,9 @@ class CircuitForming:
                 case core.Plan():
                     self._plan(one)
                 case core.Reserve():
+                    self._reserve(one)
+                case core.Seize(_, _, peer_id):
+                    self._partnering.seize(one, peer_id)
                     self._reserve(one)
                 case core.Release():
                     self._given_back(one)
@@ -66,8 +72,13 @@ class CircuitForming:
 
     def _plan(self, one: SimulatedGeneration) -> None:
         one.record.attempts += 1
+        again = one.kept.take_again()
         try:
-            route = one.gateway.choose(one.demand, self._context.now_s, first=one.circuit.epoch == 0)
+            route = (
+                one.gateway.choose(one.demand, self._context.now_s, first=one.circuit.epoch == 0)
+                if again is None
+                else again.route
+            )
         except NoCircuit:
             self.go_on(one, core.NoRoute(self._draw()))
             return
@@ -80,13 +91,14 @@ class CircuitForming:
         one.gateway.asks(one.key, [hop.peer_id for hop in one.hops], now_s)
         answers_s: list[float] = []
         noes: list[_No] = []
-        for hop in one.hops:
+        for at, hop in enumerate(one.hops):
             member = context.members[hop.peer_id]
             if not member.alive:
                 noes.append(_No(UNREACHABLE_S, member, _SLOW))
                 continue
             dials = 1 + (0.0 if hop.peer_id in one.gateway.linked else DIALS_RTT)
-            answers_s.append(context.places.rtt_ms(one.gateway.peer_id, hop.peer_id) / 1000 * dials)
+            asked_s = context.places.rtt_ms(one.gateway.peer_id, hop.peer_id) / 1000 * dials
+            answers_s.append(asked_s + context.dialled_s(one.hops, at))
             answer = member.request(one.key, hop.span, one.demand.tokens, one.gateway.peer_id, now_s)
             if isinstance(answer, Refused):
                 refusal = core.Refusal(answer.code, answer.retry_after_s)
@@ -108,6 +120,7 @@ class CircuitForming:
         if self._lacks_one(one):
             return
         one.gateway.linked.update(hop.peer_id for hop in one.hops)
+        context.link(one.hops)
         if are_ready:
             self._ready(one)
             return
@@ -132,7 +145,12 @@ class CircuitForming:
     def _refused(self, one: SimulatedGeneration, no: _No) -> None:
         self._context.accounts.refuse(no.refusal.code)
         one.gateway.refused(no.member.volunteer.facts, self._context.now_s, no.refusal, no.detail)
-        self.go_on(one, core.ReservationRefused(no.refusal, self._draw()))
+        peer_id, standby = no.member.peer_id, ""
+        if no.refusal.is_gone:
+            standby = self._partnering.substitute(one, peer_id)
+        if standby:
+            one.kept.keep(one.leased)  # it goes on in the next epoch, if it is seized once more
+        self.go_on(one, core.ReservationRefused(no.refusal, self._draw(), peer_id, standby))
 
     def _granted(self, member: Member, answer: Granted) -> None:
         self._context.accounts.granted += 1

@@ -92,7 +92,7 @@ class SimulatedGateway:
 
     def refused(self, facts: PeerFacts, now_s: float, refusal: Refusal, detail: str) -> None:
         """A peer has refused, or could not be reached."""
-        if refusal.code in ("lost", "slow"):
+        if refusal.is_gone:
             self._view.linked.discard(facts.peer_id)
         if refusal.code == "lost":
             self._view.history.record_loss(facts.peer_id)

@@ -9,6 +9,7 @@ from enum import Enum
 
 from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
+from molink.client.epochs.kept_leases import KeptLeases
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
 from molink.routing import Route
@@ -38,6 +39,14 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedLease:
+    """What the hops of a circuit were asked for, in one epoch."""
+
+    key: LeaseKey
+    hops: tuple[SimulatedHop, ...]
+
+
 @dataclass(slots=True, eq=False)
 class SimulatedGeneration:
     """The state of one session. Its life is `molink.simnet.swarm.sessions.lifecycle`'s."""
@@ -47,6 +56,8 @@ class SimulatedGeneration:
     demand: Demand
     phase: Phase = Phase.FORMING
     circuit: CircuitCore = field(default_factory=CircuitCore)
+    kept: KeptLeases[SimulatedLease] = field(default_factory=KeptLeases[SimulatedLease])
+    """What hops of circuits that it has left may still have of it."""
     turn: int = 0
     """Grows with each circuit and each loss: what was to happen before that does not."""
     route: Route | None = None
@@ -54,7 +65,6 @@ class SimulatedGeneration:
     hops: tuple[SimulatedHop, ...] = ()
     computed: int = 0
     """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
-    stalled_s: float = 0.0
     record: SessionRecord = field(default_factory=SessionRecord)
     progress: DecodeProgress = field(init=False)
 
@@ -70,10 +80,22 @@ class SimulatedGeneration:
         """Of the present epoch."""
         return LeaseKey(self.request.number.to_bytes(16, "big"), self.circuit.epoch)
 
-    def planned(self, route: Route, hops: tuple[SimulatedHop, ...]) -> None:
-        """Another circuit is to be tried."""
+    @property
+    def leased(self) -> SimulatedLease:
+        """What the hops of the present circuit were asked for."""
+        return SimulatedLease(self.key, self.hops)
+
+    @property
+    def predicted_first_s(self) -> float:
+        """Until the first token of the present circuit, as its route lets expect."""
+        if self.route is None:
+            return 0.0
+        return self.route.ttft_ms / 1000 * self.history / max(1, self.request.prompt_tokens)
+
+    def planned(self, route: Route, hops: tuple[SimulatedHop, ...], computed: int = 0) -> None:
+        """Another circuit is to be tried, whose hops have so many tokens of the history."""
         self.turn += 1
-        self.computed = 0
+        self.computed = computed
         self.route, self.hops = route, hops
 
     def waits_for(self, phase: Phase, turn: int) -> bool:
@@ -86,7 +108,7 @@ class SimulatedGeneration:
         self.progress.tokens = float(int(self.progress.tokens))
         if self.phase is Phase.DECODE:
             self.computed = self.history
-        self.phase, self.stalled_s = Phase.STALLED, now_s
+        self.phase, self.record.stalled_s = Phase.STALLED, now_s
         self.record.lost_s = now_s if self.record.lost_s is None else self.record.lost_s
         self.turn += 1
 

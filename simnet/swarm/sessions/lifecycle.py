@@ -1,9 +1,13 @@
 """How sessions live: prefill, decode, losses, the end. The owner of all sessions of a world."""
 
+from collections.abc import Sequence
+
 from numpy.random import Generator
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.session import RENEW_EVERY_S
+from molink.client.epochs.kept_leases import PlannedRoute
+from molink.peer.memory.leases import LeaseKey
 from molink.routing.cost.terms import Demand
 from molink.simnet.core.request_load import Request
 from molink.simnet.swarm.members.accounts import SessionOutcome
@@ -11,8 +15,9 @@ from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.forming import CircuitForming
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
-from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration
+from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration, SimulatedLease
 from molink.simnet.swarm.sessions.partnering import Partnering
+from molink.simnet.swarm.sessions.planned_moves import PlannedMoves
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, first_token_ms, own_ms
 
 
@@ -21,10 +26,16 @@ class Lifecycle:
 
     def __init__(self, context: SessionContext, rng: Generator, *, partners: bool = False) -> None:
         self._context = context
+        self._partnering = Partnering(context, wanted=partners)
+        self._moves = PlannedMoves(context, self._partnering, self._went_over)
         self._forming = CircuitForming(
-            context, rng, formed=self._prefill, given_back=self._release, failed=self._end
+            context,
+            rng,
+            self._partnering,
+            formed=self._start,
+            given_back=self._give_back,
+            failed=self._end,
         )
-        self._partnering = Partnering(context) if partners else None
 
     def begin(self, request: Request, gateway: SimulatedGateway, timeout_s: float) -> None:
         """A request comes to a gateway, now."""
@@ -36,6 +47,10 @@ class Lifecycle:
         self._context.timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
         self._forming.go_on(one, core.Begin(now_s + timeout_s))
 
+    def peer_leaves(self, member: Member, within_s: float) -> None:
+        """A peer says that it leaves, and serves for so long: its sessions go over to others, as far as there are."""
+        self._moves.leave(member, within_s)
+
     def peer_gone(self, member: Member, *, told: bool) -> None:
         """A peer is gone: its sessions stall until that is noticed, at once if it has said so."""
         stepping = (*member.decoding, *member.prefilling)
@@ -44,8 +59,7 @@ class Lifecycle:
         for number in stepping:
             one = self._context.running[number]
             self._stall(one, member, told=told)
-        if self._partnering is not None:
-            self._partnering.peer_gone(member, told=told)
+        self._partnering.peer_gone(member, told=told)
 
     def _stall(self, one: SimulatedGeneration, member: Member, *, told: bool) -> None:
         if one.phase is Phase.DECODE:
@@ -54,6 +68,12 @@ class Lifecycle:
         self._stop_stepping(one)
         turn = one.turn
         self._context.timeline.call(0.0 if told else NOTICED_S, lambda: self._recover(one, turn, member))
+
+    def _start(self, one: SimulatedGeneration) -> None:
+        """The circuit stands: nothing is kept any more at peers that are not on it."""
+        self._release_kept(one, [hop.peer_id for hop in one.hops])
+        self._partnering.begin(one)
+        self._prefill(one)
 
     def _prefill(self, one: SimulatedGeneration) -> None:
         """The prompt, or after a loss what is lacking of the history, goes through the circuit: at least the token that
@@ -66,8 +86,6 @@ class Lifecycle:
             one.record.recomputed_tokens += lacking
         if self._context.relaying is not None:
             self._context.relaying.begin(one, lacking, self._context.now_s)
-        if self._partnering is not None:
-            self._partnering.seek(one)
         demand = Demand.of(max(one.demand.tokens, lacking), max(1, lacking))
         client_ms = self._context.places.rtt_ms(one.gateway.peer_id, one.hops[0].peer_id)
         prefill_ms = first_token_ms(one.hops, views, self._context.model, demand, client_ms)
@@ -81,9 +99,8 @@ class Lifecycle:
             return
         now_s = self._context.now_s
         members = self._context.members_of(one)
-        for at, member in enumerate(members):
+        for member in members:
             member.prefilling.pop(one.number, None)
-            member.decoding[one.number] = at
         one.phase, progress, record = Phase.DECODE, one.progress, one.record
         progress.advanced_s = now_s
         progress.tokens += 1.0
@@ -92,14 +109,33 @@ class Lifecycle:
         if record.lost_s is not None:
             self._context.accounts.stalls_s.append(now_s - record.lost_s)
             record.lost_s = None
-        progress.own_ms = [
+        self._decode_on(one, members)
+        self._reload(members)
+        self._partnering.first_token(one)
+
+    def _decode_on(self, one: SimulatedGeneration, members: list[Member]) -> None:
+        for at, member in enumerate(members):
+            member.decoding[one.number] = at
+        one.progress.own_ms = [
             own_ms(hop, member.volunteer.facts, self._context.model, one.demand)
             for hop, member in zip(one.hops, members, strict=True)
         ]
-        progress.hop_ms = [0.0] * len(one.hops)
-        self._reload(members)
-        if self._partnering is not None:
-            self._partnering.first_token(one)
+        one.progress.hop_ms = [0.0] * len(one.hops)
+
+    def _went_over(self, one: SimulatedGeneration, before: SimulatedLease) -> None:
+        """The next token comes over the circuit that was prepared."""
+        one.advance(self._context.now_s)
+        self._context.accounts.gone_over += 1
+        if self._context.relaying is not None:
+            self._context.relaying.begin(one, 0, self._context.now_s)
+        earlier = [self._context.members[hop.peer_id] for hop in before.hops]
+        for member in earlier:
+            member.decoding.pop(one.number, None)
+        members = self._context.members_of(one)
+        self._decode_on(one, members)
+        self._release_kept(one, [hop.peer_id for hop in one.hops])
+        self._reload([*members, *(member for member in earlier if member not in members)])
+        self._partnering.gone_over(one)
 
     def _reload(self, members: list[Member]) -> None:
         """Those that decode on these peers go on at another rate."""
@@ -142,30 +178,22 @@ class Lifecycle:
         self._end(one, SessionOutcome.COMPLETED)
 
     def _recover(self, one: SimulatedGeneration, turn: int, member: Member) -> None:
-        """The loss is noticed: a partner in the peer's place, or another circuit without that peer."""
+        """The loss is noticed: the session's core knows what is to be done."""
         if not one.waits_for(Phase.STALLED, turn):
             return
-        now_s = self._context.now_s
+        now_s, told = self._context.now_s, not member.volunteer.crashes
         one.record.losses += 1
         one.gateway.lost(member.volunteer.facts, now_s)
-        if self._partnering is not None:
-            dialled_s = self._partnering.take_over(one, member)
-            if dialled_s is not None:
-                turn = one.turn
-                self._context.timeline.call(dialled_s, lambda: self._resume(one, turn))
-                return
+        one.gateway.gives_back(one.key, [hop.peer_id for hop in one.hops], now_s)
+        standby = self._partnering.substitute(one, member.peer_id)
+        first_s = one.predicted_first_s
+        has_yielded = one.circuit.first_token_since_s is None
+        if not standby and not told and has_yielded and one.route is not None:
+            one.kept.try_again(PlannedRoute(one.route, {}), first_s)
+        one.kept.keep(one.leased)
         one.phase = Phase.FORMING
-        self._forming.go_on(one, core.Lost(unheard_s=now_s - one.stalled_s))
-
-    def _resume(self, one: SimulatedGeneration, turn: int) -> None:
-        """The partner is linked: the session goes on, unless yet another peer is gone."""
-        if not one.waits_for(Phase.STALLED, turn):
-            return
-        gone = next((member for member in self._context.members_of(one) if not member.alive), None)
-        if gone is None:
-            self._prefill(one)
-        else:
-            self._stall(one, gone, told=not gone.volunteer.crashes)
+        unheard_s = now_s - one.record.stalled_s
+        self._forming.go_on(one, core.Lost(unheard_s, first_s, peer_id=member.peer_id, standby=standby))
 
     def _stop_stepping(self, one: SimulatedGeneration) -> None:
         members = self._context.members_of(one)
@@ -182,22 +210,31 @@ class Lifecycle:
             if member.alive:
                 member.book.used(one.key, self._context.now_s)
                 member.book.renew(one.key, self._context.now_s)
-        if self._partnering is not None:
-            self._partnering.renew(one)
+        self._partnering.renew(one)
         self._context.timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
 
-    def _release(self, one: SimulatedGeneration) -> None:
-        if self._partnering is not None:
-            self._partnering.release(one)
+    def _give_back(self, one: SimulatedGeneration) -> None:
+        """Hops that may have granted in the present epoch have nothing of it any more, but for those that have the
+        session's KV cache from an earlier one."""
+        leased = one.leased
         if self._context.relaying is not None:
             self._context.relaying.end(one, self._context.now_s)
-        one.gateway.gives_back(one.key, [hop.peer_id for hop in one.hops], self._context.now_s)
-        for hop in one.hops:
-            member = self._context.members[hop.peer_id]
-            if member.book.release(one.key) is not None and member.alive:
-                self._context.changed(member)
+        one.gateway.gives_back(leased.key, [hop.peer_id for hop in leased.hops], self._context.now_s)
+        for peer_id in one.kept.sort_out(leased):
+            self._release(peer_id, leased.key)
+
+    def _release_kept(self, one: SimulatedGeneration, but: Sequence[str]) -> None:
+        for peer_id, leased in one.kept.take_all_but(but):
+            self._release(peer_id, leased.key)
+
+    def _release(self, peer_id: str, key: LeaseKey) -> None:
+        member = self._context.members[peer_id]
+        if member.book.release(key) is not None and member.alive:
+            self._context.changed(member)
 
     def _end(self, one: SimulatedGeneration, outcome: SessionOutcome) -> None:
         one.phase = Phase.ENDED
+        self._release_kept(one, ())
+        self._partnering.release(one)
         self._context.accounts.end(one.ended(outcome, self._context.now_s))
         del self._context.running[one.number]

@@ -49,6 +49,8 @@ class SessionRecord:
     first_token_s: float | None = None
     lost_s: float | None = None
     """When it lost a peer, until its next token: what it computes meanwhile it has computed before."""
+    stalled_s: float = 0.0
+    """When it lost a peer last."""
     attempts: int = 0
     losses: int = 0
     recomputed_tokens: int = 0

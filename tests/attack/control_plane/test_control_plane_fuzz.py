@@ -113,9 +113,10 @@ def requests() -> st.SearchStrategy[bytes]:
     """What may be asked of a table, and what may not."""
     tags = st.lists(st.integers(0, 2**64 - 1), max_size=30)
     asked = st.builds(
-        lambda tags, digests, states: pb.TableRequest(
-            peer_tags=tags, digests=digests, states_only=states
+        lambda tags, sequences, digests, states: pb.TableRequest(
+            peer_tags=tags, sequences=sequences, digests=digests, states_only=states
         ).SerializeToString(),
+        tags,
         tags,
         st.booleans(),
         st.booleans(),

@@ -1,6 +1,7 @@
 """The simulator on this machine: does it agree with emulated peers, and how fast is it?
 
     python tests/bench/simnet --only validation --duration 60
+    python tests/bench/simnet --only validation --policies molink --mbps 1000 --delay-ms 5 --rate 2 --duration 30
     python tests/bench/simnet --only speed
 
 Validation serves the same requests in real time on processes (`emulate`) and in virtual time (`serve`): the machine
@@ -19,7 +20,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.simnet.simnet_validation import PEERS, Compared, ValidationLoad, compare, report, scenario
+from bench.simnet.simnet_validation import (
+    PEERS,
+    Compared,
+    ValidationLines,
+    ValidationLoad,
+    compare,
+    report,
+    scenario,
+)
 
 from molink.simnet.core.request_load import LengthLimits, kept
 from molink.simnet.core.traces import bundled_trace
@@ -36,8 +45,9 @@ YARDSTICK_STEPS = 1_000_000
 def validate(arguments: argparse.Namespace) -> dict[str, object]:
     """Each policy in both worlds, printed as soon as it is there."""
     load = ValidationLoad(
-        arguments.rate, arguments.warm_up, arguments.duration, 2, arguments.most_new_tokens, arguments.seed
-    )
+        arguments.rate, arguments.warm_up, arguments.duration, 2, arguments.most_new_tokens, arguments.seed,
+        ValidationLines(arguments.mbps, arguments.delay_ms),
+    )  # fmt: skip
     compared: list[Compared] = []
     for policy in arguments.policies.split(","):
         compared.append(compare(policy, load))
@@ -106,6 +116,8 @@ def main() -> None:
     parser.add_argument("--policies", default="concurrent,paper,molink")
     parser.add_argument("--rate", type=float, default=0.5, help="of the validation, requests/s")
     parser.add_argument("--duration", type=float, default=60.0, help="of the validation, s measured")
+    parser.add_argument("--mbps", type=float, default=100.0, help="of the validation, every peer's line")
+    parser.add_argument("--delay-ms", type=float, default=30.0, help="of the validation, one way")
     parser.add_argument("--warm-up", type=float, default=5.0)
     parser.add_argument("--most-new-tokens", type=int, default=150, help="longer answers are left out")
     parser.add_argument("--rounds", type=int, default=5, help="of speed")

@@ -16,7 +16,18 @@ from molink.simnet.serve.served_as import usual
 from molink.simnet.serve.simulated import RequestLoad, simulate_serving
 
 AGREE_WITHIN = 0.10
-PEERS, BANDWIDTH_MBPS, DELAY_MS, DEVICE = 3, 100.0, 30.0, "rtx-4090"
+PEERS, DEVICE = 3, "rtx-4090"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLines:
+    """The line of each peer, and the way from any to any other."""
+
+    bandwidth_mbps: float = 100.0
+    delay_ms: float = 30.0
+
+
+HOME_LINES = ValidationLines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,13 @@ class ValidationLoad:
     most_new_tokens: int
     """Longer answers are left out: who is emulated takes as long as they do."""
     seed: int
+    lines: ValidationLines = HOME_LINES
 
 
-def scenario(shape: ModelShape, seed: int) -> Scenario:
+def scenario(shape: ModelShape, seed: int, lines: ValidationLines = HOME_LINES) -> Scenario:
     """The circuit in virtual time."""
     stages = tuple(SimulatedStage(DEVICES[DEVICE], span) for span in even_spans(shape.layers, PEERS))
-    return Scenario(shape, stages, BANDWIDTH_MBPS, DELAY_MS, SOFTWARE_MS, seed=seed)
+    return Scenario(shape, stages, lines.bandwidth_mbps, lines.delay_ms, SOFTWARE_MS, seed=seed)
 
 
 def compare(policy: str, load: ValidationLoad) -> Compared:
@@ -71,12 +83,12 @@ def compare(policy: str, load: ValidationLoad) -> Compared:
     trace = kept(bundled_trace(), LengthLimits(2048, load.most_new_tokens), shape.spec())
     served_as = usual(policy, PEERS)
     emulation = Emulation(
-        shape.spec(), DEVICE, load.tensors_per_boundary, PEERS, BANDWIDTH_MBPS, DELAY_MS, trace,
+        shape.spec(), DEVICE, load.tensors_per_boundary, PEERS, load.lines.bandwidth_mbps, load.lines.delay_ms, trace,
         load.warm_up_s, load.duration_s, load.seed,
     )  # fmt: skip
     run = asyncio.run(emulate(emulation, EmulationCell(policy, load.rate_rps, served_as), lambda _: None))
     simulated = simulate_serving(
-        scenario(shape, load.seed),
+        scenario(shape, load.seed, load.lines),
         policy,
         served_as,
         RequestLoad(trace, load.rate_rps, load.warm_up_s, load.duration_s, load.seed),

@@ -18,10 +18,17 @@ DRAWS = st.floats(0.5, 1.5)
 REFUSED = st.builds(
     core.ReservationRefused, st.builds(core.Refusal, st.sampled_from(CODES), st.floats(0.0, 60.0)), DRAWS
 )
+REFUSED_OF_SEIZED = st.builds(
+    core.ReservationRefused,
+    st.builds(core.Refusal, st.sampled_from(CODES), st.floats(0.0, 60.0)),
+    DRAWS,
+    st.sampled_from(("", "head", "tail", "spare")),
+    st.sampled_from(("", "head", "spare", "other", "another")),
+)
 ANSWERS: dict[type[core.Effect], st.SearchStrategy[core.Event]] = {
     core.Plan: st.just(PLANNED) | st.builds(core.NoRoute, DRAWS),
     core.Reserve: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
-    core.Seize: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
+    core.Seize: st.just(core.Ready()) | REFUSED_OF_SEIZED | st.just(core.Overdue()),
     core.AwaitNews: st.just(core.Waited()),
     core.Start: st.just(core.Yielded())
     | st.builds(
@@ -150,6 +157,30 @@ def test_a_standby_takes_the_place_of_a_hop_once_and_a_refusal_has_another_circu
     assert released == core.Release(3)
     assert isinstance(waits, core.AwaitNews)
     assert circuit.handle(core.Waited(), 113.0) == (core.Plan(doubtful=False),)
+
+
+@pytest.mark.parametrize("code", ["lost", "slow"])
+def test_a_second_hop_that_is_gone_when_the_first_is_replaced_has_its_standby_in_its_place(code: str) -> None:
+    circuit = running()
+    circuit.handle(core.Lost(unheard_s=4.0, peer_id="tail", standby="spare"), 110.0)
+    refused = core.ReservationRefused(core.Refusal(code), 1.0, "head", "other")
+    assert circuit.handle(refused, 112.0) == (core.Seize(3, 110.0 + core.RECOVERY_S - 4.0, "head", "other"),)
+    assert circuit.peer_ids == ("other", "spare")
+    assert circuit.handle(core.Ready(), 112.5) == (core.Start(3),)
+
+
+@pytest.mark.parametrize(("code", "standby"), [("lost", ""), ("lost", "spare"), ("memory", "other")])
+def test_without_a_standby_or_where_the_hop_is_still_there_a_circuit_is_seized_once(
+    code: str, standby: str
+) -> None:
+    circuit = running()
+    circuit.handle(core.Lost(peer_id="tail", standby="spare"), 110.0)
+    effects = circuit.handle(core.ReservationRefused(core.Refusal(code), 1.0, "head", standby), 112.0)
+    assert effects[0] == core.Release(2)
+    circuit.handle(core.Waited(), 113.0)
+    circuit.handle(PLANNED, 113.0)
+    effects = circuit.handle(core.ReservationRefused(core.Refusal("lost"), 1.0, "head", "other"), 113.5)
+    assert effects[0] == core.Release(3), "a circuit that was planned is not seized"
 
 
 @pytest.mark.parametrize(("peer_id", "standby"), [("tail", ""), ("nobody", "spare"), ("tail", "head")])

@@ -111,8 +111,8 @@ def test_one_failing_choice_ends_the_others(http: httpx.Client, swarm: FakeSwarm
 
 
 def test_the_openai_client_raises_its_own_errors(client: OpenAI, swarm: FakeSwarm) -> None:
-    with pytest.raises(BadRequestError, match="tools is not supported"):
-        client.chat.completions.create(**CHAT, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(BadRequestError, match="tool_choice is auto or none"):
+        client.chat.completions.create(**CHAT, tool_choice="required")
     swarm.error = SwarmUnavailable("12D3: full", busy=True)
     with pytest.raises(RateLimitError, match="no room"):
         client.chat.completions.create(**CHAT)
@@ -161,7 +161,7 @@ def test_beyond_the_most_requests_at_once_a_client_is_asked_to_come_back(
 def test_where_nobody_serves_the_model_nobody_waits_for_a_circuit(
     http: httpx.Client, swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("molink.client.gateway.app.UNSERVED_S", 0.0)
+    monkeypatch.setattr("molink.client.gateway.generating.UNSERVED_S", 0.0)
     swarm.hangs_at, swarm.is_served = 0, False
     for stream in (False, True):
         answer = http.post("/v1/completions", json=TEXT | {"stream": stream})

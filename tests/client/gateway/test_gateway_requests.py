@@ -40,15 +40,33 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (TEXT | {"frequency_penalty": 0.5}, "frequency_penalty"),
     (TEXT | {"guided_regex": "a*"}, "guided_regex"),
     (CHAT | {"messages": []}, "messages"),
-    (CHAT | {"messages": [{"role": "tool", "content": "7"}]}, "messages.0.role"),
+    (CHAT | {"messages": [{"role": "judge", "content": "7"}]}, "messages.0.role"),
+    (CHAT | {"messages": [{"role": "tool", "content": "7"}]}, "messages.0.tool_call_id"),
     (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content"),
     (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
     (
         CHAT | {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages.0.tool_calls.0.id",
+    ),
+    (
+        CHAT
+        | {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": "",
+                    "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
+                }
+            ]
+        },
         "messages.0.tool_calls",
     ),
-    (CHAT | {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools.0.function"),
+    (CHAT | {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    (CHAT | {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    (CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
     (CHAT | {"tool_choice": "required"}, "tool_choice"),
+    (CHAT | {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (CHAT | {"response_format": {"type": "json_schema"}}, "response_format"),
     (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT | {"top_logprobs": 2}, "top_logprobs"),
@@ -89,6 +107,7 @@ def test_parameters_that_change_nothing_are_ignored(http: httpx.Client) -> None:
         "presence_penalty": 0.0,
         "response_format": {"type": "text"},
         "tool_choice": "none",
+        "chat_template_kwargs": None,
         "parallel_tool_calls": True,
         "something_new": 1,
         "n": None,

@@ -1,6 +1,8 @@
 """Digests of a table: what is newer is asked for, and nothing that is no digest is taken for one."""
 
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 import trio
@@ -9,17 +11,18 @@ from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of, state_of
 from support.swarms.virtual_swarm import stream_pair
 
-from molink.dht.gossip.table import DIGESTS, HOT_S, PullResult, TableService, digests_in, pull
+from molink.dht.gossip.table import DIGESTS, HOT_S, MAX_TAGS, TableService, digests_in, pull
 from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.compressed_stream import CompressedStream
-from molink.dht.host.framing import FrameStream
+from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.records import announcement_pb2 as pb
 from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.bounds import MAX_SEQUENCE
 
-ADA, BOB = Identity.generate(), Identity.generate()
+ADA, BOB, EVE = Identity.generate(), Identity.generate(), Identity.generate()
+AnswerT = TypeVar("AnswerT")
 digests = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, MAX_SEQUENCE)), max_size=DIGESTS + 3)
 
 
@@ -75,7 +78,48 @@ def test_what_a_pull_brings_goes_on_only_if_it_was_said_lately() -> None:
         theirs.receive(record)
     now_s = 2 * HOT_S
 
-    async def copy() -> PullResult:
+    pulled = answer_of(theirs, lambda stream: pull(stream, ours, timeout_s=5.0))
+    assert pulled.news == 4
+    assert tuple(record for record, _ in pulled.hot) == said[BOB]
+
+
+def test_who_says_what_it_holds_gets_what_is_newer_and_the_facts_of_those_only_whom_it_lacks() -> None:
+    theirs = Membership(None, lambda: None, clock=lambda: 0.0)
+    ours = Membership(None, lambda: None, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    others = (ADA, BOB, EVE)
+    for one in others:
+        theirs.receive(sign_facts(facts_of(one), one))
+        theirs.receive(sign_state(state_of(one, sequence=7), one))
+    for one, sequence in ((ADA, 7), (BOB, 6)):
+        ours.receive(sign_facts(facts_of(one), one))
+        ours.receive(sign_state(state_of(one, sequence=sequence), one))
+    pulled = answer_of(theirs, lambda stream: pull(stream, ours, held=ours.digests(), timeout_s=5.0))
+    assert (pulled.entries, pulled.news, pulled.wanted) == (2, 3, ())
+    assert sorted(ours.digests()) == sorted((tag_of(one.peer_id), 7) for one in others)
+    again = answer_of(theirs, lambda stream: pull(stream, ours, held=ours.digests(), timeout_s=5.0))
+    assert again.entries == 0
+
+
+def test_a_question_with_fewer_sequences_than_peers_or_more_peers_than_may_be_is_not_answered() -> None:
+    theirs = Membership(None, lambda: None, clock=lambda: 0.0)
+    for request in (
+        pb.TableRequest(peer_tags=[1, 2], sequences=[3]),
+        pb.TableRequest(sequences=[3]),
+        pb.TableRequest(peer_tags=range(MAX_TAGS + 1)),
+    ):
+
+        async def ask(stream: CompressedStream, asked: bytes = request.SerializeToString()) -> None:
+            await stream.send([asked])
+            with pytest.raises(StreamEndedError):
+                await stream.receive(1000)
+
+        answer_of(theirs, ask)
+
+
+def answer_of(theirs: Membership, ask: Callable[[CompressedStream], Awaitable[AnswerT]]) -> AnswerT:
+    """What a question brings that is asked of a table over a stream of its own."""
+
+    async def asked() -> AnswerT:
         near, far = stream_pair(lambda _: None, lambda _: None)
         service = TableService(
             theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
@@ -83,8 +127,6 @@ def test_what_a_pull_brings_goes_on_only_if_it_was_said_lately() -> None:
         with trio.fail_after(10.0):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(service.serve, CompressedStream(FrameStream(far, ADA.peer_id)))
-                return await pull(CompressedStream(FrameStream(near, BOB.peer_id)), ours, timeout_s=5.0)
+                return await ask(CompressedStream(FrameStream(near, BOB.peer_id)))
 
-    pulled = trio.run(copy)
-    assert pulled.news == 4
-    assert tuple(record for record, _ in pulled.hot) == said[BOB]
+    return trio.run(asked)

@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
+from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 from molink.simnet.core.traces import TraceRequest
@@ -117,6 +122,46 @@ async def test_a_chat_streams_what_it_answers_at_once(
     assert whole.choices[0].finish_reason in ("stop", "length")
 
 
+async def test_all_chat_apis_have_the_same_answer_and_a_prompt_asked_again_is_not_computed(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    ids = references.chat_ids(bundled_folder(), MESSAGES)
+    text = expected_text(references, ids, NEW_TOKENS)
+    response = await client.responses.create(
+        model=BUNDLED, input=MESSAGES[0]["content"], max_output_tokens=NEW_TOKENS, temperature=0
+    )
+    assert response.output_text == text
+    async with anthropic.AsyncAnthropic(
+        base_url=str(client.base_url).removesuffix("/v1/"),
+        api_key="any",
+        max_retries=0,
+        timeout=STARTED_WITHIN_S,
+    ) as other:
+        counted = await other.messages.count_tokens(model=BUNDLED, messages=MESSAGES)  # type: ignore[arg-type]
+        assert counted.input_tokens == len(ids)
+        async with other.messages.stream(
+            model=BUNDLED,
+            messages=MESSAGES,  # type: ignore[arg-type]
+            max_tokens=NEW_TOKENS,
+            extra_body={"temperature": 0},
+        ) as stream:
+            message = await stream.get_final_message()
+    assert "".join(block.text for block in message.content if block.type == "text") == text
+    cached = message.usage.cache_read_input_tokens or 0
+    assert 0 < cached < len(ids)
+    assert cached % 16 == 0
+    assert message.usage.input_tokens + cached == len(ids)
+
+
+async def test_tools_are_refused_where_the_template_has_no_place_for_them(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat template has no place"):
+        await client.chat.completions.create(
+            model=BUNDLED,
+            messages=MESSAGES,
+            tools=[{"type": "function", "function": {"name": "weather"}}],
+        )
+
+
 async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="1023 at most"):
         await client.completions.create(model=BUNDLED, prompt="word " * 5000, max_tokens=4)
@@ -139,6 +184,34 @@ async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
     world.run()
     assert world.accounts.ended
     assert all(one.outcome is SessionOutcome.COMPLETED for one in world.accounts.ended)
+
+
+async def test_the_circuit_of_a_running_generation_is_shown_with_its_times_and_none_of_its_text(
+    wide_client: AsyncSwarm,
+) -> None:
+    wide_client.time_hops(wanted=True)
+    REQUEST_TAG.set("mine")
+    before = {peer["peer_id"]: peer["tokens_served"] for peer in (await wide_client.snapshot())["peers"]}
+    seen: list[dict[str, Any]] = []
+    async with aclosing(
+        wide_client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    ) as pieces:
+        async for _ in pieces:
+            seen += [one for one in wide_client.circuits() if one["tag"] == "mine"]
+    (ended,) = [one for one in wide_client.circuits() if one["tag"] == "mine"]
+    wide_client.time_hops(wanted=False)
+
+    assert {one["phase"] for one in seen} == {"decode"}
+    assert [one["tokens"] for one in seen] == sorted(one["tokens"] for one in seen)
+    assert (ended["phase"], ended["tokens"], ended["losses"]) == ("ended", NEW_TOKENS, 0)
+    assert (ended["hops"][0]["start"], ended["hops"][-1]["stop"]) == (0, 12)
+    assert ended["ttft_ms"] > 0
+    assert ended["tpot_ms"] > 0
+    assert all(hop["compute_ms"] > 0 and hop["first_compute_ms"] > 0 for hop in ended["hops"])
+    assert "ROMEO" not in str(seen)
+    after = {peer["peer_id"]: peer["tokens_served"] for peer in (await wide_client.snapshot())["peers"]}
+    for hop in ended["hops"]:
+        assert after[hop["peer_id"]] >= before[hop["peer_id"]] + NEW_TOKENS
 
 
 async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:

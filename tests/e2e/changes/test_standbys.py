@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from support.chaos.losses import lose_in_decode, lose_in_prompt, session_of, span_of
+from support.chaos.losses import lose_in_decode, lose_in_prompt, lose_together, session_of, span_of
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -67,6 +67,22 @@ async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
     at: int, halves: LocalSwarm, references: References
 ) -> None:
     await check_that_the_standby_goes_on(halves, at, 2, references)
+
+
+@pytest.mark.full
+async def test_the_standbys_of_two_peers_that_are_killed_together_both_go_on(
+    halves: LocalSwarm, references: References
+) -> None:
+    folder = bundled_folder()
+    prompt = (references.ids(folder, PROMPT) * 6)[:100]
+    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
+        generation, victims = await lose_together(client, halves, (0, 1), prompt, NEW_TOKENS)
+    for victim in victims:
+        await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
+    assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
+    recovery = generation.recoveries[-1]
+    assert recovery.by_standby
+    assert 0 < recovery.recomputed_tokens < len(prompt), "the prompt is not computed again"
 
 
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.full), 1], ids=["head", "tail"])

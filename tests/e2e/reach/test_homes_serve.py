@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.links.home_peers import HomePeer, invited_by
-from support.links.namespaces import INSIDE, Internet, require_namespaces
+from support.links.namespaces import INSIDE, Internet, require_namespaces, run
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
@@ -74,12 +74,51 @@ def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transf
         newcomer = examined(net, third, "--initial-peers", invited, "--state-dir", str(tmp_path / "third"))
         assert newcomer["router"] == "unknown", "one relay alone cannot tell"
         assert [relay["reaches"] for relay in newcomer["relays"]] == [False]
-        assert [one["why_not"] for one in newcomer["ways"]] == ["", "", ""]
+        assert [one["way"] for one in newcomer["ways"] if one["took_s"] is None] == ["reversed"]
         beside = examined(net, homes[0].name, "--state-dir", str(homes[0].folder))
         assert beside["peer_id"]
         assert [relay["sees"].rpartition(":")[0] for relay in beside["relays"]] == ["203.0.113.10"]
         assert {"direct", "relayed"} <= {one["way"] for one in beside["ways"] if one["took_s"] is not None}
         assert generated(net, third, invited) == transformers_tokens(hops=3)
+
+
+def test_the_doctor_says_whether_who_cannot_be_dialled_comes_to_a_machine_that_can(tmp_path: Path) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        founder = HomePeer(
+            stack, net, net.volunteer("192.0.2.1"), tmp_path / "founder", "--new-swarm", "--layers", "0:1",
+            "--listen", "192.0.2.1", "--announce", "192.0.2.1", "--relay-port", "443",
+        )  # fmt: skip
+        invited = invited_by(founder.ready())
+        for host, closed in (("198.51.100.2", ""), ("198.51.100.3", "4003")):
+            name = net.host(host)
+            if closed:
+                arriving = f"type filter hook input priority 0; tcp dport {closed} drop;"
+                drops = f"table ip firewall {{ chain arriving {{ {arriving} }}; }}"
+                run("ip", "netns", "exec", name, "nft", drops)
+            said = examined(
+                net, name, "--initial-peers", invited, "--state-dir", str(tmp_path / name),
+                "--grpc-port", "4002", "--relay-port", "4003",
+            )  # fmt: skip
+            (tried,) = (one for one in said["ways"] if one["way"] == "reversed")
+            (check,) = (one for one in said["checks"] if one["name"] == "way reversed")
+            assert tried["to"] == f"{host}:4003"
+            assert (tried["took_s"] is None, "--relay-port" in check["remedy"]) == (
+                bool(closed),
+                bool(closed),
+            )
+        container = net.home("full", "203.0.113.10")
+        net.forward("203.0.113.10", {4002: 4002})
+        said = examined(
+            net, container, "--initial-peers", invited, "--state-dir", str(tmp_path / "container"),
+            "--grpc-port", "4002",
+        )  # fmt: skip
+        assert [relay["reaches"] for relay in said["relays"]] == [True]
+        (tried,) = (one for one in said["ways"] if one["way"] == "reversed")
+        assert "only they could try" in tried["why_not"], (
+            "this router does not pass its own address on from inside"
+        )
 
 
 def test_a_host_that_may_only_open_connections_to_port_443_serves(tmp_path: Path) -> None:

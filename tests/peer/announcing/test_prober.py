@@ -10,7 +10,7 @@ from support.links.delaying_relay import DelayingRelay
 from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.identity.identity import Identity
-from molink.dht.records.records import Coordinate, PeerFacts, PeerView
+from molink.dht.records.records import Coordinate, PeerFacts, PeerView, RelayAt
 from molink.peer.announcing.prober import NEIGHBOURS, Prober
 from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link.link import LinkError
@@ -175,6 +175,26 @@ async def test_a_relays_detour_is_neither_announced_nor_moves_a_coordinate() -> 
         await without.probe()
     assert prober.measurements() == without.measurements()
     assert prober.coordinate == without.coordinate
+
+
+@asynchronous
+async def test_two_that_nobody_can_dial_measure_a_link_that_stands_and_dial_each_other_for_nothing() -> None:
+    hidden = [
+        replace(
+            view, facts=replace(view.facts, grpc_addresses=(), relays=(RelayAt(OWN_ID, "192.0.2.9:4003"),))
+        )
+        for view in ring(3)
+    ]
+    punched, relayed, unlinked = (view.peer_id for view in hidden)
+    links = FakeLinks({punched: 41.0, relayed: 64.0, unlinked: 30.0})
+    links.open, links.relayed = {punched, relayed}, {relayed}
+    views = list(hidden)
+    prober = prober_of(links, lambda: tuple(views))
+    assert not await prober.probe(), "others measure who can be dialled"
+    views.append(replace(hidden[0], facts=replace(hidden[0].facts, peer_id=OWN_ID)))
+    assert await prober.probe()
+    assert [(one.peer_id, one.rtt_ms) for one in prober.measurements()] == [(punched, 41.0)]
+    assert links.open == {punched, relayed}
 
 
 @asynchronous

@@ -94,7 +94,7 @@ def test_several_outer_addresses_and_distant_or_silent_relays_are_noted() -> Non
     assert [check.state for check in checks if check.name == "relay"] == ["ok", "note", "note", "note"]
 
 
-@pytest.mark.parametrize("way", ["direct", "relayed", "punched"])
+@pytest.mark.parametrize("way", ["direct", "reversed", "relayed", "punched"])
 def test_a_way_that_fails_names_what_to_do_and_one_that_works_its_time(way: str) -> None:
     failed, worked, untried = (
         reach_checks(Survey((), hard=None, trials=(trial,)), OWN, 1)[-1]

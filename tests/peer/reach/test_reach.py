@@ -274,11 +274,47 @@ async def test_a_peer_that_no_relay_takes_is_not_ready_until_one_does() -> None:
         facts = await soon(home.reach.settled(home.base))
         assert (facts.grpc_addresses, facts.relays) == ((), ())
         said = home.reach.sentence(facts) or ""
-        assert "--relay on, and of relays no peer of this swarm that answers offers one" in said
+        assert "--relay on, and of relays no peer of this swarm offers one: " in said
         reached = asyncio.create_task(home.reach.reached())
         home.relays.append(relay.at)
         await soon(home.reach.settled(home.base))
         await soon(reached)
+
+
+@asynchronous
+async def test_a_peer_whose_addresses_the_swarm_does_not_dial_is_not_ready_until_a_relay_takes_it() -> None:
+    async with RelayEnd() as relay:
+        gone = relay.at
+    async with RelayEnd() as relay, Home([gone], blocked=True) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert (facts.grpc_addresses, facts.addresses, facts.relays) == ((), (), ())
+        assert "Nobody can dial this peer" in (home.reach.sentence(facts) or "")
+        reached = asyncio.create_task(home.reach.reached())
+        home.relays.append(relay.at)
+        facts = await soon(home.reach.settled(home.base))
+        await soon(reached)
+        assert facts.relays == (relay.at,)
+
+
+@asynchronous
+async def test_a_peer_that_joined_where_its_own_address_is_announces_that_while_no_relay_answers() -> None:
+    async with RelayEnd() as relay:
+        gone = relay.at
+    async with Home([gone], replace(SETTINGS, joined_at=("/ip4/127.0.0.1/tcp/4001/p2p/peer",))) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == home.base.grpc_addresses
+        assert home.reach.sentence(facts) is None
+
+
+@asynchronous
+async def test_a_relay_that_does_not_answer_is_told_from_none() -> None:
+    async with RelayEnd() as relay:
+        gone = relay.at
+    async with Home([gone], replace(SETTINGS, relay="on")) as home:
+        said = home.reach.sentence(await soon(home.reach.settled(home.base))) or ""
+        assert "none of 1 that peers of this swarm offer answered within 4 s" in said
+        assert "--relay-port 443" in said
+        assert not home.reach.finding.near
 
 
 @asynchronous

@@ -19,6 +19,7 @@ from molink.peer.reach.reachability import (
     apart,
     candidates,
     contradicted,
+    is_out_of_reach,
     judge,
     relays_to_tell,
     stays_for,
@@ -212,3 +213,22 @@ def test_what_pairs_leave_of_their_part_goes_to_those_that_have_use_for_it_and_n
     assert idle == pytest.approx([1000.0] * 30, rel=0.2)
     *_, moderate = passed_on([1e9, 1e9, 200_000.0])
     assert moderate >= 190_000
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "out_of_reach"),
+    [
+        (["192.168.1.2:4002"], ["203.0.113.7:4002"], True),
+        (["192.168.1.2:4002"], ["/ip4/192.168.1.9/tcp/4001/p2p/peer", "203.0.113.7:4002"], False),
+        (["100.64.0.2:4002", "192.168.1.2:4002"], ["203.0.113.7:4002"], True),
+        (["192.168.1.2:4002", "198.51.100.3:4002"], ["203.0.113.7:4002"], False),
+        (["[2001:db8::1]:4002"], ["203.0.113.7:4002"], False),
+        (["home.example.org:4002"], ["203.0.113.7:4002"], False),
+        (["192.168.1.2:4002"], [], False),
+        ([], ["203.0.113.7:4002"], False),
+    ],
+)
+def test_an_address_that_the_swarm_dials_is_public_or_in_a_range_of_others(
+    own: list[str], others: list[str], out_of_reach: bool
+) -> None:
+    assert is_out_of_reach(own, others) is out_of_reach

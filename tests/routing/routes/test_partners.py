@@ -294,12 +294,21 @@ def test_a_line_that_is_too_thin_or_shared_by_too_many_sessions_carries_no_copy(
 
 def test_a_circuit_that_the_snapshot_does_not_know_whole_gets_no_partners() -> None:
     snapshot, route = pair(holder("other", (0, 4)))
-    leaving = replace(
-        snapshot, peers=tuple(changed(view, draining=view.peer_id == "b") for view in snapshot.peers)
+    gone = replace(
+        snapshot,
+        peers=tuple(changed(view, ttl_s=0 if view.peer_id == "b" else 60) for view in snapshot.peers),
     )
-    assert [one.reason for one in choose_partners(leaving, route, DEMAND)] == [NoPartner.UNKNOWN] * 2
+    assert [one.reason for one in choose_partners(gone, route, DEMAND)] == [NoPartner.UNKNOWN] * 2
     with pytest.raises(ValueError, match="hops are 0 to 1"):
         choose_partners(snapshot, route, DEMAND, hops=(2,))
+
+
+def test_a_hop_that_drains_has_a_partner_to_leave_its_sessions_to_and_so_have_the_others() -> None:
+    snapshot, route = pair(holder("other", (0, 4)), holder("another", (4, 8)))
+    drains = tuple(changed(view, draining=view.peer_id in ("b", "other")) for view in snapshot.peers)
+    chosen = choose_partners(replace(snapshot, peers=drains), route, DEMAND)
+    assert [one.peer_id for one in chosen] == [None, "another"]
+    assert chosen[0].reason is NoPartner.SPAN, "who drains itself keeps nothing for others"
 
 
 def test_copies_share_what_decode_leaves_of_a_line() -> None:

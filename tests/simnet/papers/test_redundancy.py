@@ -7,9 +7,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.pairwise import usually
 
+from molink.peer.redundancy import pair_roles
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.devices.devices import Work
 from molink.simnet.papers.redundancy import run as running
+from molink.simnet.papers.redundancy.cluster import molink_pairs
 from molink.simnet.papers.redundancy.cluster.cluster import Cluster
 from molink.simnet.papers.redundancy.cluster.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.ports import Port
@@ -141,6 +143,15 @@ def test_slices_of_prompts_beside_decodes_end_the_wait_for_a_turn_and_for_a_long
     assert molink.ttft_s < 0.9 * accellm.ttft_s
     assert molink.tbt_max_s < 0.7 * vllm.tbt_max_s
     assert molink.jct_s < vllm.jct_s
+
+
+def test_with_roles_sessions_go_over_by_the_decision_of_peers_and_prompts_keep_no_decode_waiting() -> None:
+    assert molink_pairs.going_over is pair_roles.going_over
+    worst_s = {
+        policy: simulate(cell(policy, 4.0)).tbt_max_s for policy in ("vllm", "molink-pairs", "molink-auto")
+    }
+    assert worst_s["molink-pairs"] < 0.7 * worst_s["vllm"]
+    assert worst_s["molink-auto"] < 0.7 * worst_s["vllm"]
 
 
 def test_slices_of_a_prompt_are_computed_as_its_whole() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.client.api.overview import overview
+from molink.client.api.overview import SwarmOverview
+from molink.client.api.running_sessions import RunningSessions
 from molink.dht.records.description import describe_swarm
 from molink.dht.records.records import (
     Coordinate,
@@ -158,10 +159,13 @@ def test_what_a_peer_announces_is_what_its_simulated_counterpart_announces(costs
     assert volunteer.uplink_mbps == view.facts.uplink_mbps
 
 
-def test_processors_and_the_round_trips_of_an_overview_are_announced_too() -> None:
+@pytest.mark.anyio
+async def test_processors_and_the_round_trips_of_an_overview_are_announced_too() -> None:
     one, other = two()
     one = replace(one, facts=replace(one.facts, links=(LinkMeasurement(other.peer_id, 7.5),)))
-    one, other = by_name(read(overview([one, other], MODEL)))
+    views = (one, other)
+    told = await SwarmOverview(MODEL, lambda: views, RunningSessions()).describe()
+    one, other = by_name(read(told))
     assert one.facts.device.processors == 6
     assert one.facts.links == (LinkMeasurement(other.peer_id, 7.5),)
     assert other.facts.links == ()

@@ -46,29 +46,43 @@ async def lose_in_decode(
     standby: bool = False,
 ) -> tuple[Generation, LocalPeer]:
     """Streams a generation, and kills the peer of hop `at`, or its standby, a little after it has one."""
+    generation, victims = await lose_together(client, swarm, (at,), prompt, new_tokens, standby=standby)
+    return generation, victims[0]
+
+
+async def lose_together(
+    client: AsyncSwarm,
+    swarm: LocalSwarm,
+    hops: Sequence[int],
+    prompt: str | Sequence[int],
+    new_tokens: int,
+    *,
+    standby: bool = False,
+) -> tuple[Generation, list[LocalPeer]]:
+    """Streams a generation, and kills the peers of these hops, or their standbys, a little after each has one."""
     await know_all(client, swarm)
-    victim: LocalPeer | None = None
+    victims: list[LocalPeer] = []
     pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
     tokens, strike_at = 0, 0
     try:
         while True:
-            async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
+            async with asyncio.timeout(HEARD_WITHIN_S if victims else STARTED_WITHIN_S):
                 piece = await anext(pieces)
             tokens += len(piece.token_ids)
             if piece.generation is not None:
-                assert victim is not None, "the generation was over before its copies had begun"
-                return piece.generation, victim
+                assert victims, "the generation was over before its copies had begun"
+                return piece.generation, victims
             session = session_of(client)
             route = session.log.route
             assert route is not None
-            hop = route.hops[at].peer_id
-            keeps = session.standbys.substitute(hop)
-            if keeps and not strike_at:
+            serving = [route.hops[at].peer_id for at in hops]
+            keeping = [session.standbys.substitute(hop) for hop in serving]
+            if all(keeping) and not strike_at:
                 strike_at = tokens + TOKENS_LATER
-            if victim is None and keeps and tokens >= strike_at:
+            if not victims and all(keeping) and tokens >= strike_at:
                 peers = {peer.peer_id: peer for peer in swarm.peers}
-                victim = peers[keeps if standby else hop]
-                await swarm.kill(victim)
+                victims = [peers[peer_id] for peer_id in (keeping if standby else serving)]
+                await asyncio.gather(*map(swarm.kill, victims))
     finally:
         await pieces.aclose()
 

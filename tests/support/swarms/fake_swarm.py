@@ -16,16 +16,19 @@ from fastapi import FastAPI
 
 from molink.client.api.generation import (
     CircuitReport,
+    FinishReason,
     Generation,
     Hop,
     Recovery,
     TextPiece,
     TokenLogprob,
 )
+from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.gateway.accounts.opening import opened_accounts
-from molink.client.gateway.app import create_app
+from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.server import Server, server_config
+from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.shards.spec import ModelSpec, SamplingParams
 
 DEADLINE_S = 60.0
@@ -77,12 +80,29 @@ class FakeSwarm:
     is_served: bool = True
     recoveries: tuple[Recovery, ...] = ()
     """Of each generation."""
+    finish_reason: FinishReason = "stop"
+    stop_string: str | None = None
+    cached_tokens: int = 0
+    tools: list[tuple[Mapping[str, Any], ...]] = field(default_factory=list)
+    """Of each chat."""
+    template_variables: list[dict[str, Any]] = field(default_factory=list)
+    running: list[dict[str, Any]] = field(default_factory=list)
+    """What it says of the circuits in use."""
+    tags: list[str] = field(default_factory=list)
+    """Of the requests that generations were begun for."""
+    times_hops: bool = False
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model,)
 
     async def snapshot(self) -> dict[str, Any]:
         return self.state
+
+    def circuits(self) -> list[dict[str, Any]]:
+        return self.running
+
+    def time_hops(self, *, wanted: bool) -> None:
+        self.times_hops = wanted
 
     def stream_events(
         self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
@@ -93,17 +113,46 @@ class FakeSwarm:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
     ) -> AsyncIterator[TextPiece]:
-        return self._pieces(messages, params or SamplingParams(), timeout_s)
+        self.tools.append(tuple(tools))
+        self.template_variables.append(dict(chat_template_kwargs or {}))
+        calls = ToolCallStream(FORMS[0], types_of(tools)) if tools else None
+        return self._pieces(list(messages), params or SamplingParams(), timeout_s, calls)
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(range(len(text.split())))
+
+    async def tokenize_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        del chat_template_kwargs
+        words = " ".join(str(message["content"]) for message in messages)
+        return tuple(range(len(words.split()) + 10 * len(tools)))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"<{token_id}>" for token_id in token_ids)
 
     async def _pieces(
-        self, asked: object, params: SamplingParams, timeout_s: float
+        self,
+        asked: object,
+        params: SamplingParams,
+        timeout_s: float,
+        calls: ToolCallStream | None = None,
     ) -> AsyncIterator[TextPiece]:
         assert timeout_s > 0
         self.calls.append((asked, params))
+        self.tags.append(REQUEST_TAG.get())
         scored = []
+        contents: list[str] = []
+        called: list[ToolCall] = []
         for at, word in enumerate(self.words):
             if at == self.hangs_at:
                 try:
@@ -117,25 +166,37 @@ class FakeSwarm:
             if params.logprobs is not None:
                 scored.append(TokenLogprob(word, at, -0.5, top))
             last = at == len(self.words) - 1
+            text, made = (word, ()) if calls is None else calls.push(word)
+            if last and calls is not None:
+                rest, more = calls.finish()
+                text, made = text + rest, made + more
+            contents.append(text)
+            called += made
             yield TextPiece(
-                text=word,
+                text=text,
                 token_ids=(at,),
                 logprobs=tuple(scored[-1:]),
-                finish_reason="stop" if last else None,
-                generation=self._generation(scored) if last else None,
+                finish_reason=self.finish_reason if last else None,
+                generation=self._generation("".join(contents), scored, called) if last else None,
+                tool_calls=made,
             )
 
-    def _generation(self, scored: Sequence[TokenLogprob]) -> Generation:
+    def _generation(
+        self, text: str, scored: Sequence[TokenLogprob], called: Sequence[ToolCall]
+    ) -> Generation:
         return Generation(
-            text="".join(self.words),
+            text=text,
             token_ids=tuple(range(len(self.words))),
             prompt_tokens=5,
-            finish_reason="stop",
+            finish_reason=self.finish_reason,
             ttft_s=0.1,
             tpot_s=0.02,
             circuit=CircuitReport((Hop("12D3", 0, 2),), 20.0),
             logprobs=tuple(scored),
             recoveries=self.recoveries,
+            cached_tokens=self.cached_tokens,
+            stop_string=self.stop_string,
+            tool_calls=tuple(called),
         )
 
 
@@ -179,6 +240,7 @@ def gateway(
     connections: Connections | None = None,
     accounts: tuple[str | None, Path] | None = None,
     allowed_origins: Sequence[str] = (),
+    invites: Sequence[str] = (),
 ) -> Iterator[str]:
     """The URL of a gateway that serves `swarm`. `accounts`: its database and state directory, as `opened_accounts` has
     them."""
@@ -193,8 +255,9 @@ def gateway(
                 max_requests=max_requests,
                 waiting_s=waiting_s,
                 gatekeeper=opened,
-                allowed_origins=allowed_origins,
+                invites=invites,
             )
+            add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)
             await server.serve(sockets=[listener])

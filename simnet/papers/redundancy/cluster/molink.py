@@ -26,7 +26,8 @@ class Molink:
             raise ValueError(f"pairs need an even number of instances, got {len(numbers)}")
         self._cluster = cluster
         self._pairs = tuple((number, number + 1) for number in numbers[::2])
-        self._queues: tuple[list[Job], ...] = tuple([] for _ in self._pairs)
+        self._queues = self._new_queues()
+        """By instance, the prompts that it takes from."""
         self._begun: dict[int, Job] = {}
         self._placing = GroupPlacement(cluster)
         self._copies = PairCopies(cluster, self)
@@ -40,20 +41,20 @@ class Molink:
             PairRoom(
                 place,
                 sum(instances[at].free_tokens for at in pair),
-                len(self._queues[place]) + sum(instances[at].prefilling for at in pair),
+                len(self._waiting(pair)) + sum(instances[at].prefilling for at in pair),
             )
             for place, pair in enumerate(self._pairs)
         ]
         for job, place in zip(jobs, spread(rooms, [job.request.room_tokens for job in jobs]), strict=True):
-            self._queues[place].append(job)
-        for queue in self._queues:
+            self._queue_in(self._pairs[place]).append(job)
+        for queue in self._queues.values():
             queue.sort(key=_order)
         self._cluster.pump(*range(len(instances)))
         self._copies.begin()
 
     def next_step(self, number: int) -> Step | None:
         decodes = self._cluster.decodable(number)
-        prompts = self._prompts(number)
+        prompts = self._prompts(number, self._piece_beside(len(decodes)))
         ends = [job for job, tokens in prompts if job.begun_tokens + tokens == job.request.prompt_tokens]
         part = prompts[-1] if len(ends) < len(prompts) else None
         if part is not None:
@@ -82,12 +83,12 @@ class Molink:
         for job in done.step.prefills:
             self._cluster.handed_over(job)
         self._copies.computed(done)
-        if done.step.prefills or done.ended:
+        if self._may_balance(done):
             self._balance(done.number)
         self._cluster.pump(*self._pairs[done.number // 2])
 
     def has_prompts(self, number: int) -> bool:
-        return bool(self._queues[number // 2])
+        return bool(self._waiting(self._pairs[number // 2]))
 
     @property
     def copying_pairs(self) -> Sequence[tuple[int, int]]:
@@ -98,12 +99,35 @@ class Molink:
             self._balance(number)
             self._cluster.pump(*self._pairs[number // 2])
 
-    def _prompts(self, number: int) -> list[tuple[Job, int]]:
+    def _new_queues(self) -> dict[int, list[Job]]:
+        """One for both of a pair."""
+        queues: dict[int, list[Job]] = {}
+        for pair in self._pairs:
+            shared: list[Job] = []
+            queues |= dict.fromkeys(pair, shared)
+        return queues
+
+    def _queue_in(self, pair: tuple[int, int]) -> list[Job]:
+        """That of the pair in which a request goes that comes now."""
+        return self._queues[pair[0]]
+
+    def _waiting(self, pair: tuple[int, int]) -> list[Job]:
+        """The prompts that the pair has not begun."""
+        return self._queues[pair[0]]
+
+    def _piece_beside(self, decodes: int) -> int:  # noqa: ARG002 - who decodes elsewhere computes larger ones
+        """Tokens of prompts in a step with so many decodes."""
+        return self._piece
+
+    def _may_balance(self, done: Computed) -> bool:
+        return bool(done.step.prefills or done.ended)
+
+    def _prompts(self, number: int, piece: int) -> list[tuple[Job, int]]:
         """Those of the next step, with the tokens of each; there is room for them."""
-        queue, begun = self._queues[number // 2], self._begun.pop(number, None)
+        queue, begun = self._queues[number], self._begun.pop(number, None)
         left = 0 if begun is None else begun.request.prompt_tokens - begun.begun_tokens
         found = []
-        for tokens in next_pieces(left, [job.request.prompt_tokens for job in queue], self._piece, 2):
+        for tokens in next_pieces(left, [job.request.prompt_tokens for job in queue], piece, 2):
             if begun is not None:
                 found.append((begun, tokens))
                 begun = None
@@ -129,7 +153,7 @@ class Molink:
     def _balance(self, number: int) -> None:
         """Once the pair has computed its prompts: who changes waits for the other's step, which is longer before."""
         pair = self._pairs[number // 2]
-        if not self._queues[number // 2] and not any(at in self._begun for at in pair):
+        if not self._waiting(pair) and not any(at in self._begun for at in pair):
             self._placing.balance(pair, pair)
 
 

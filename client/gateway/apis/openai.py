@@ -6,6 +6,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from molink.client.errors import InvalidRequest
+from molink.client.gateway.apis.chat_input import (
+    Arguments,
+    ChatInput,
+    FunctionDescription,
+    FunctionName,
+    ToolChoice,
+    arguments_of,
+    called,
+    offered,
+)
 from molink.shards.spec import SamplingError, SamplingParams
 
 MAX_CHOICES: Final = 16
@@ -28,8 +38,6 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
@@ -150,14 +158,33 @@ class TextPart(BaseModel):
     text: str
 
 
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: FunctionName
+    arguments: str
+
+
+class EarlierCall(BaseModel):
+    """A call that the model made before."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
-    """Message of a chat: who said what. Only text; what a tool call would need is refused."""
+    """Message of a chat: who said what, in text; what tools the model called, and what they answered."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[EarlierCall] | None = None
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -173,17 +200,43 @@ class ChatMessage(BaseModel):
         return message
 
     @model_validator(mode="after")
-    def _only_text(self) -> "ChatMessage":
-        for name in ("tool_calls", "function_call", "audio"):
+    def _says_what_its_role_says(self) -> "ChatMessage":
+        for name in ("function_call", "audio"):
             if (self.model_extra or {}).get(name):
-                raise ValueError(f"{name} is not supported: the models here only speak")
+                raise ValueError(f"{name} is not supported: the models here only speak and call tools")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError("tool_call_id says which call a tool's message answers")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content must be there: only an assistant that calls tools may say nothing")
         return self
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """As chat templates expect it: text parts joined, and developer under its older name, system."""
-        content = self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return plain | ({"name": self.name} if self.name is not None else {})
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        plain["content"] = content or ""
+        if self.tool_calls:
+            plain["tool_calls"] = [
+                called(one.id, one.function.name, arguments_of(one.function.arguments))
+                for one in self.tool_calls
+            ]
+        for key in ("name", "tool_call_id"):
+            if getattr(self, key) is not None:
+                plain[key] = getattr(self, key)
+        return plain
+
+
+class Tool(BaseModel):
+    """A tool that the model may call: a function."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function"]
+    function: FunctionDescription
 
 
 class ChatRequest(SamplingRequest):
@@ -194,6 +247,24 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = True
+    chat_template_kwargs: Arguments | None = None
+
+    @model_validator(mode="after")
+    def _tools_can_be_offered(self) -> "ChatRequest":
+        self.offered_tools()
+        return self
+
+    def offered_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model is told of. Raises `ValueError` if they cannot be offered."""
+        return offered([tool.function for tool in self.tools or ()], self.tool_choice)
+
+    def chat(self) -> ChatInput:
+        """What the chat template is given."""
+        messages = tuple(message.plain() for message in self.messages)
+        return ChatInput(messages, self.offered_tools(), self.chat_template_kwargs or {})
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> "ChatRequest":

@@ -1,0 +1,197 @@
+"""Requests in OpenAI's Responses API, and what they mean for a swarm. Nothing of them is kept."""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from molink.client.errors import InvalidRequest
+from molink.client.gateway.apis.chat_input import (
+    Arguments,
+    ChatInput,
+    FunctionDescription,
+    FunctionName,
+    ToolChoice,
+    arguments_of,
+    called,
+    offered,
+)
+from molink.client.gateway.apis.openai import CHAT_TOKENS
+from molink.shards.spec import SamplingError, SamplingParams
+
+_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "background": (False,),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+    "store": (False,),
+    "truncation": ("disabled",),
+}
+"""Parameters that would change what happens but that are not there, with the values that change nothing."""
+_REASONS: Final = {
+    "store": "nothing is kept here: send store=false, or leave it out",
+    "previous_response_id": "nothing is kept here: send the whole conversation as input",
+}
+
+
+class InputText(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(BaseModel):
+    """A message of the conversation."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText]
+
+    def plain(self) -> dict[str, Any]:
+        content = self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class FunctionCall(BaseModel):
+    """A call that the model made before."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function_call"]
+    call_id: str
+    name: FunctionName
+    arguments: str
+
+    def plain(self) -> dict[str, Any]:
+        call = called(self.call_id, self.name, arguments_of(self.arguments))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class FunctionCallOutput(BaseModel):
+    """What the function answered."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+
+    def plain(self) -> dict[str, Any]:
+        output = self.output if isinstance(self.output, str) else "\n".join(p.text for p in self.output)
+        return {"role": "tool", "tool_call_id": self.call_id, "content": output}
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before, which chat templates leave out of later turns."""
+
+    type: Literal["reasoning"]
+
+    def plain(self) -> None:
+        return None
+
+
+def _kind(item: object) -> str:
+    """Which kind of item it is; a message need not say so."""
+    stated = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(stated or "message")
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class ResponseTool(FunctionDescription):
+    """A tool that the model may call: a function."""
+
+    type: Literal["function"]
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["text"] = "text"
+
+
+class TextSettings(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class ResponseRequest(BaseModel):
+    """POST /v1/responses."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    stream: bool | None = False
+    tools: list[ResponseTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = True
+    text: TextSettings | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: dict[str, str] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    chat_template_kwargs: Arguments | None = None
+
+    @model_validator(mode="after")
+    def _only_what_is_understood(self) -> "ResponseRequest":
+        for name, value in (self.model_extra or {}).items():
+            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+                raise ValueError(f"{name} is not supported: {_REASONS.get(name, 'leave it out')}")
+        offered(self.tools, self.tool_choice)
+        if not self.chat().messages:
+            raise ValueError("input has no message")
+        return self
+
+    def chat(self) -> ChatInput:
+        """What the chat template is given. Calls that follow one another are one message of the assistant's."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        for item in items:
+            plain = item.plain()
+            if plain is None:
+                continue
+            if "tool_calls" in plain and messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).extend(plain["tool_calls"])
+            else:
+                messages.append(plain)
+        return ChatInput(
+            tuple(messages), offered(self.tools, self.tool_choice), self.chat_template_kwargs or {}
+        )
+
+    def params(self) -> SamplingParams:
+        """How the answer is drawn.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        try:
+            return SamplingParams(
+                max_new_tokens=self.max_output_tokens or CHAT_TOKENS,
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=self.top_p or 1.0,
+                seed=None if self.seed is None else self.seed % 2**64,
+                logprobs=self.top_logprobs or None,
+            )
+        except SamplingError as error:
+            raise InvalidRequest(str(error), error.parameter) from error

@@ -1,0 +1,378 @@
+"""Generating for requests: slots are taken, generations run, and their answer goes out whole or as a stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from molink.client.api.generation import Generation, TextPiece
+from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
+from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
+from molink.client.gateway.accounts.errors import QuotaExceeded
+from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
+from molink.client.gateway.apis.answer import WAITING, Answer
+from molink.client.gateway.apis.chat_input import ChatInput
+from molink.client.gateway.apis.message_answers import MessageAnswer
+from molink.client.gateway.apis.messages import CountRequest, MessageRequest
+from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
+from molink.client.gateway.apis.openai_answers import ChatAnswer, CompletionAnswer
+from molink.client.gateway.apis.response_answers import ResponseAnswer
+from molink.client.gateway.apis.responses import ResponseRequest
+from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
+from molink.client.gateway.error_handlers import ApiError, failure_of
+from molink.client.gateway.metrics import Metrics
+from molink.client.gateway.page.swarm_feed import SwarmFeed, WatchedSwarm
+from molink.client.gateway.shares import user_of
+from molink.client.gateway.slots import GatewayStopping, Slots
+from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.shards.spec import ModelSpec, SamplingParams
+
+FORMATION_TIMEOUT_S: Final = 30.0
+"""For so long a request waits for a circuit."""
+UNSERVED_S: Final = 3.0
+"""For so long it waits where no peer is known that serves the model."""
+LOOKS_EVERY_S: Final = 0.5
+OPENS_AFTER_S: Final = 5.0
+"""A stream of which nothing has come for so long says that it goes on; the first time, that decides that the answer is
+a stream and no error with a status of its own."""
+MAX_TOKEN_BYTES: Final = 128
+"""Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
+SHARED_PROMPT_BYTES: Final = 512
+"""Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
+
+
+class ServingSwarm(WatchedSwarm, Protocol):
+    """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def is_served(self) -> bool: ...
+
+    def stream_events(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = FORMATION_TIMEOUT_S,
+    ) -> AsyncIterator[TextPiece]: ...
+
+    def stream_chat_events(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        timeout_s: float = FORMATION_TIMEOUT_S,
+    ) -> AsyncIterator[TextPiece]: ...
+
+    async def tokenize(self, text: str) -> tuple[int, ...]: ...
+
+    async def tokenize_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]: ...
+
+    def detokenize(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Gateway:
+    """The routes' work, and what of it is under way."""
+
+    def __init__(
+        self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed, gatekeeper: Gatekeeper
+    ) -> None:
+        self._swarm = swarm
+        self._gatekeeper = gatekeeper
+        self._feed = feed
+        self._metrics = metrics
+        self._slots = slots
+        self._since = int(time.time())
+        self._running: set[Choices] = set()
+
+    def stop(self) -> None:
+        """Begins nothing more. What runs goes on; what waits for its turn is refused."""
+        self._slots.stop()
+        self._feed.stop()
+
+    def end(self) -> None:
+        """Ends what runs: each answer says that the gateway stops."""
+        for choices in tuple(self._running):
+            choices.fail(GatewayStopping())
+
+    def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """The models that the caller can ask for here, in OpenAI's shape."""
+        spec = self._swarm.model
+        if not caller.may_use(spec):
+            return []
+        return [
+            {
+                "id": spec.name,
+                "object": "model",
+                "created": self._since,
+                "owned_by": "swarm",
+                "context_length": spec.context_length,
+                "model_hash": spec.model_hash,
+            }
+        ]
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        """POST /v1/completions."""
+        _require_model(self._swarm.model, body.model)
+        prompts = body.prompts
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                _require_possible(len(prompt.encode(errors="replace")), self._swarm.model, "prompt")
+        jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
+        echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
+        answer = CompletionAnswer(self._swarm.model, body.choices, echoes, with_usage=body.include_usage)
+        streams = [
+            self._swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            for prompt, params in jobs
+        ]
+        is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
+        choices = Choices(streams, body.choices if is_long else 1)
+        estimates = [estimated_tokens(prompt) for prompt in prompts]
+        admitted = await self._admit(request, estimates, [params for _, params in jobs])
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        _require_model(self._swarm.model, body.model)
+        answer = ChatAnswer(
+            self._swarm.model,
+            body.choices,
+            stream=bool(body.stream),
+            with_usage=body.include_usage,
+            most_calls=1 if body.parallel_tool_calls is False else None,
+        )
+        params = [body.params(choice) for choice in range(body.choices)]
+        chat = body.chat()
+        choices = self._chat_choices(chat, params, "messages")
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+
+    async def respond(self, body: ResponseRequest, request: Request) -> Response:
+        """POST /v1/responses."""
+        _require_model(self._swarm.model, body.model)
+        chat, params = body.chat(), [body.params()]
+        choices = self._chat_choices(chat, params, "input")
+        answer = ResponseAnswer(self._swarm.model, body)
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+
+    async def message(self, body: MessageRequest, request: Request) -> Response:
+        """POST /v1/messages."""
+        _require_model(self._swarm.model, body.model)
+        chat, params = body.chat(), [body.params()]
+        choices = self._chat_choices(chat, params, "messages")
+        prompt_tokens = len(await self._chat_tokens(chat)) if body.stream else 0
+        answer = MessageAnswer(self._swarm.model, prompt_tokens, body.most_calls)
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+
+    async def count_tokens(self, body: CountRequest) -> dict[str, Any]:
+        """POST /v1/messages/count_tokens."""
+        _require_model(self._swarm.model, body.model)
+        return {"input_tokens": len(await self._chat_tokens(body.chat()))}
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """POST /tokenize."""
+        if body.model is not None:
+            _require_model(self._swarm.model, body.model)
+        chat, spec = body.chat(), self._swarm.model
+        if chat is not None:
+            tokens = await self._chat_tokens(chat)
+        else:
+            text = body.prompt or ""
+            _require_possible(len(text.encode(errors="replace")), spec, "prompt")
+            tokens = await self._swarm.tokenize(text)
+        texts = [self._swarm.detokenize((token,)) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens),
+            "max_model_len": spec.context_length,
+            "tokens": list(tokens),
+            "token_strs": texts,
+        }
+
+    def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """POST /detokenize."""
+        if body.model is not None:
+            _require_model(self._swarm.model, body.model)
+        return {"prompt": self._swarm.detokenize(body.tokens)}
+
+    async def is_ready(self) -> ApiError | None:
+        """None if a circuit could be formed now, else why not."""
+        try:
+            snapshot = await self._swarm.snapshot()
+        except SwarmError as error:
+            return failure_of(error)
+        if snapshot.get("ready", bool(snapshot.get("peers"))):
+            return None
+        reason = snapshot.get("reason") or "the peers that are known do not cover the model"
+        return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
+
+    async def _admit(
+        self, request: Request, prompts: Sequence[int], asked: Sequence[SamplingParams]
+    ) -> AdmittedRequest:
+        """Lets the request in as far as its key goes; `_answer` ends it. A prompt, of which there is an estimate of its
+        tokens, counts once, however many choices it has."""
+        choices = len(asked) // len(prompts)
+        estimates = [0 if choice else prompt for prompt in prompts for choice in range(choices)]
+        caller: Caller = request.state.caller
+        new_tokens = max(params.max_new_tokens for params in asked)
+        try:
+            admitted = await self._gatekeeper.admit(caller, self._swarm.model, estimates, new_tokens)
+        except QuotaExceeded as error:
+            self._metrics.refused(error.kind)
+            raise
+        request.state.rate_limits = admitted.headers()
+        return admitted
+
+    def _chat_choices(self, chat: ChatInput, params: Sequence[SamplingParams], parameter: str) -> Choices:
+        """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
+        _require_possible(chat.text_bytes, self._swarm.model, parameter)
+        streams = [
+            self._swarm.stream_chat_events(
+                chat.messages,
+                tools=chat.tools,
+                chat_template_kwargs=chat.variables,
+                params=one,
+                timeout_s=FORMATION_TIMEOUT_S,
+            )
+            for one in params
+        ]
+        return Choices(streams, len(params) if chat.text_bytes >= SHARED_PROMPT_BYTES else 1)
+
+    async def _chat_tokens(self, chat: ChatInput) -> tuple[int, ...]:
+        _require_possible(chat.text_bytes, self._swarm.model, "messages")
+        return await self._swarm.tokenize_chat(
+            chat.messages, tools=chat.tools, chat_template_kwargs=chat.variables
+        )
+
+    async def _answer(
+        self, request: Request, admitted: AdmittedRequest, answer: Answer, choices: Choices, *, stream: bool
+    ) -> Response:
+        caller: Caller = request.state.caller
+        user = caller.user or user_of(request.client.host if request.client else None)
+        async with AsyncExitStack() as stack:
+            stack.callback(admitted.end)
+            try:
+                taken = await until_gone(request.receive, self._slots.take(user, choices.count))
+                stack.callback(self._slots.give, user, taken)
+                choices.watch(admitted.note)
+                await stack.enter_async_context(choices)
+                self._running.add(choices)
+                stack.callback(self._running.discard, choices)
+                if not stream:
+                    generations = await until_gone(request.receive, self._collect(choices))
+                    return JSONResponse(answer.whole(generations))
+                # The first piece decides whether the answer is a stream or an error with its own status.
+                items = self._items(choices)
+                first = await until_gone(request.receive, _next(items))
+            except ClientGone:
+                return Response(status_code=499)
+            kept = stack.pop_all()
+        return EventStream(self._events(kept, items, first, answer, choices.count))
+
+    async def _items(self, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
+        """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
+        nobody serves the model, nobody waits for a circuit."""
+        clock = asyncio.get_running_loop().time
+        waited_s = last_served_s = clock()
+        begun = False
+        while choices.left:
+            try:
+                async with asyncio.timeout(LOOKS_EVERY_S) as look:
+                    item = await choices.next()
+            except TimeoutError:
+                if not look.expired():
+                    raise
+                if begun or self._swarm.is_served:
+                    last_served_s = clock()
+                elif clock() - last_served_s > UNSERVED_S:
+                    raise SwarmUnavailable("no peer serves the model") from None
+                if clock() - waited_s >= OPENS_AFTER_S:
+                    waited_s = clock()
+                    yield None
+                continue
+            begun, waited_s = True, clock()
+            yield item
+
+    async def _collect(self, choices: Choices) -> list[Generation]:
+        generations: dict[int, Generation] = {}
+        async for item in self._items(choices):
+            if item is not None:
+                self._note(generations, *item)
+        return [generations[choice] for choice in range(choices.count)]
+
+    async def _events(
+        self,
+        kept: AsyncExitStack,
+        items: AsyncGenerator[tuple[int, TextPiece] | None, None],
+        first: tuple[int, TextPiece] | None,
+        answer: Answer,
+        count: int,
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream. A failure is its last one."""
+        generations: dict[int, Generation] = {}
+        opened: set[int] = set()
+        async with kept:
+            item = first
+            try:
+                while len(generations) < count:
+                    if item is None:
+                        yield WAITING.encoded()
+                    else:
+                        choice, piece = item
+                        opening = [] if choice in opened else answer.opening(choice)
+                        opened.add(choice)
+                        for event in (*opening, *answer.chunks(choice, piece)):
+                            yield event.encoded()
+                        self._note(generations, choice, piece)
+                    item = await anext(items, None)
+                for event in answer.closing([generations[choice] for choice in range(count)]):
+                    yield event.encoded()
+            except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
+                for event in answer.failed(failure_of(error)):
+                    yield event.encoded()
+            finally:
+                await items.aclose()
+
+    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
+        if piece.finish_reason is None:
+            return
+        if piece.generation is None:
+            raise RuntimeError("a generation ended without its result")
+        generations[choice] = piece.generation
+        self._metrics.generated(piece.generation)
+
+
+def _require_model(spec: ModelSpec, model: str) -> None:
+    if model not in (spec.name, spec.model_hash):
+        raise ModelNotFound(model, f"this gateway serves {spec.name}")
+
+
+def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
+    """Refuses what cannot fit into the context, before the work of finding out how many tokens it has."""
+    if text_bytes > MAX_TOKEN_BYTES * spec.context_length:
+        raise InvalidRequest(
+            f"a text of {text_bytes} bytes is more than {spec.name} takes with its {spec.context_length - 1} tokens "
+            "at most: shorten it",
+            parameter,
+        )
+
+
+async def _next(
+    items: AsyncGenerator[tuple[int, TextPiece] | None, None],
+) -> tuple[int, TextPiece] | None:
+    return await anext(items, None)

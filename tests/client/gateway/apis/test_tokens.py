@@ -1,0 +1,96 @@
+"""Text to token ids and back, ids of requests, streams that wait, and choices of one prompt."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from support.swarms.fake_swarm import CHAT, MODEL, FakeSwarm, error_of
+
+from molink.client.gateway import generating
+
+
+def test_a_text_and_a_chat_become_tokens(http: httpx.Client) -> None:
+    said = http.post("/tokenize", json={"model": MODEL, "prompt": "But soft what light"}).json()
+    assert said == {"count": 4, "max_model_len": 1024, "tokens": [0, 1, 2, 3], "token_strs": None}
+    said = http.post("/tokenize", json={"messages": CHAT["messages"], "return_token_strs": True}).json()
+    assert said["count"] == 5
+    assert said["token_strs"] == ["<0>", "<1>", "<2>", "<3>", "<4>"]
+    assert http.post("/detokenize", json={"tokens": [7, 8]}).json() == {"prompt": "<7><8>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parameter"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
+        ("/tokenize", {"prompt": ""}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 500_000}, "prompt"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_question_is_answered_by_the_parameters_name(
+    path: str, body: dict[str, Any], parameter: str, http: httpx.Client
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == parameter
+
+
+@pytest.mark.parametrize("given", ["abc-1", "x" * 200, "a b", ""])
+def test_each_answer_says_which_request_it_is_of(given: str, http: httpx.Client) -> None:
+    said = http.get("/healthz", headers={"x-request-id": given}).headers.get_list("x-request-id")
+    assert len(said) == 1
+    assert (said[0] == given) == (given == "abc-1")
+    assert said[0]
+
+
+def test_a_stream_says_that_it_goes_on_before_its_first_token(
+    http: httpx.Client, swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "OPENS_AFTER_S", 0.0)
+    monkeypatch.setattr(generating, "LOOKS_EVERY_S", 0.01)
+    swarm.hangs_at = 0
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(3)] == [": waiting", "", ": waiting"]
+    assert swarm.ended.acquire(timeout=30)
+
+
+@pytest.mark.parametrize(("words", "at_once"), [(10, 3), (200, 1)])
+def test_a_long_prompt_is_computed_once_for_all_its_choices(
+    words: int, at_once: int, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun = asyncio.Event(), threading.Semaphore(0)
+    loops: list[asyncio.AbstractEventLoop] = []
+    pieces = FakeSwarm.stream_events
+
+    def gated(*asked: Any, **more: Any) -> Any:  # noqa: ANN401 - as the swarm's own
+        async def held() -> Any:  # noqa: ANN401
+            loops.append(asyncio.get_running_loop())
+            begun.release()
+            await gate.wait()
+            async for piece in pieces(*asked, **more):
+                yield piece
+
+        return held()
+
+    monkeypatch.setattr(FakeSwarm, "stream_events", gated)
+    answers: list[httpx.Response] = []
+    body = {"model": MODEL, "prompt": "word " * words, "n": 3}
+    asking = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=body)))
+    asking.start()
+    try:
+        for _ in range(at_once):
+            assert begun.acquire(timeout=30)
+        assert len(loops) == at_once
+    finally:
+        loops[0].call_soon_threadsafe(gate.set)
+        asking.join(30)
+    assert len(answers[0].json()["choices"]) == 3
+    assert len(loops) == 3
