@@ -9,6 +9,7 @@ from torch import Tensor
 
 from molink.peer.models.model import LocalModel, Progress
 from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.held_stages import LateLibrary
 from molink.shards.batching.partial_step import PartialStep, SliceBatch
 from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
@@ -57,6 +58,13 @@ class SlicingEngine(StageEngine, Protocol):
     def advance_slice(
         self, slice_: SliceBatch, layers: int
     ) -> tuple[tuple[PartialStep, ...], Tensor | None]: ...
+
+
+@runtime_checkable
+class CompilingEngine(StageEngine, Protocol):
+    """An engine whose decode steps may go by a compiled library, as those of `molink.shards.batching.engine.Engine`."""
+
+    late_library: LateLibrary
 
 
 class Backend(Protocol):

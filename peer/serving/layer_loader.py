@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from molink.peer.compute.backend import Backend
+from molink.peer.compute.backend import Backend, CompilingEngine
+from molink.peer.compute.library_compiler import library_compiled_beside
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import common_spans
 from molink.shards.errors import WeightsError
+from molink.shards.native.compiling import user_folder
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ class LayerLoader:
         self._on_change = compute.on_change
         self._loads: dict[Span, LayerLoad] = {}
         self._order = asyncio.Lock()
-        self._packing: asyncio.Task[None] | None = None
+        self._hastening: set[asyncio.Task[None]] = set()
+        """What makes steps faster, behind each load."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -102,7 +105,7 @@ class LayerLoader:
     async def close(self) -> None:
         """Ends every load in progress, and what follows on one."""
         tasks = [load.done for load in self._loads.values()]
-        tasks += [] if self._packing is None else [self._packing]
+        tasks += self._hastening
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,9 +129,10 @@ class LayerLoader:
         else:
             self._leases.loaded(span)
             _log.info("holds %s", span)
-            if self._packing is None or self._packing.done():
-                self._packing = asyncio.create_task(self._pack(), name="pack weights")
-                self._packing.add_done_callback(_retrieve)
+            task = asyncio.create_task(self._hasten(), name=f"hasten {span}")
+            self._hastening.add(task)
+            task.add_done_callback(self._hastening.discard)
+            task.add_done_callback(_retrieve)
         finally:
             del self._loads[span]
             self._on_change()
@@ -138,10 +142,20 @@ class LayerLoader:
         while await self._engine_thread.call(self._backend.engine.record_next):
             continue
 
-    async def _pack(self) -> None:
-        """Weights are packed while they serve as they lie: steps go in between."""
-        while await self._engine_thread.call(self._backend.engine.pack_next):
+    async def _hasten(self) -> None:
+        """Weights are packed while they serve as they lie, and what few rows are multiplied by is compiled while torch
+        multiplies them: steps go in between."""
+        engine, call = self._backend.engine, self._engine_thread.call
+        while await call(engine.pack_next):
             continue
+        if not isinstance(engine, CompilingEngine):
+            return
+        late = engine.late_library
+        if await call(lambda: late.awaits_library):
+            library = await library_compiled_beside(user_folder())
+            if library is not None:
+                await call(late.bind_library, library)
+                _log.info("decode steps go by the compiled library")
 
     def _fail(self, span: Span) -> None:
         self._leases.load_failed(span)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from molink.shards.batching.decode import Decoding, PagedSpan
 from molink.shards.batching.growing_caches import GrowingCaches
-from molink.shards.batching.held_stages import HeldStages
+from molink.shards.batching.held_stages import HeldStages, LateLibrary
 from molink.shards.batching.mixed import MixedBatch
 from molink.shards.batching.packed import PackedBatch
 from molink.shards.batching.paged_spans import PagedSpans
@@ -55,6 +55,8 @@ class Engine:
         self.pool = KvPool(self._device.place, kv_limit_bytes)
         self._tensors = StepTensors(self._device, spec.vocabulary_size)
         self._stages = HeldStages(spec)
+        self.late_library: LateLibrary = self._stages
+        """The compiled library (decision 0028), where it comes when steps are made without it already."""
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
         self.paged = PagedSpans(self._open_paged)

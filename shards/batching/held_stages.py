@@ -1,5 +1,8 @@
 """Stages that an engine holds: of one model, apart from each other, and run through in order."""
 
+from ctypes import CDLL
+from typing import Protocol
+
 from molink.shards.batching.paged_spans import overlap
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.model.stage import Stage, StageFacts, View
@@ -14,6 +17,19 @@ class NotHeld(ValueError):
         super().__init__(f"span {wanted} cannot run here: layers {missing} are not loaded")
         self.wanted = wanted
         self.held = held
+
+
+class LateLibrary(Protocol):
+    """What a library that is compiled while steps are made is given to. Used from the engine's thread."""
+
+    @property
+    def awaits_library(self) -> bool:
+        """Whether decode steps would go by it if it were there."""
+        ...
+
+    def bind_library(self, library: CDLL) -> None:
+        """Decode steps through what is held now go by it from the next one on."""
+        ...
 
 
 class HeldStages:
@@ -102,3 +118,13 @@ class HeldStages:
     def pack_next(self) -> bool:
         """Packs one more matrix, where that was left for later; whether there was one."""
         return any(stage.pack_next() for stage in self._stages)
+
+    @property
+    def awaits_library(self) -> bool:
+        """Whether decode steps through some of them would go by the compiled library if that were there."""
+        return any(stage.awaits_library for stage in self._stages)
+
+    def bind_library(self, library: CDLL) -> None:
+        """Decode steps go by the compiled library from now on."""
+        for stage in self._stages:
+            stage.bind_library(library)

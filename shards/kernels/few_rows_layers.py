@@ -120,7 +120,12 @@ class FewRowsLayer:
     def __call__(self, states: Tensor, angles: Angles, batch: Any, otherwise: Otherwise) -> Tensor:  # noqa: ANN401 - a batch, as transformers' caches are
         """Hidden states [1, tokens, hidden] behind the layer."""
         rows, found = states.shape[1], getattr(batch, "contexts", None)
-        if found is None or not self._is_ready() or rows > self._most_rows:
+        if (
+            found is None
+            or rows > self._steps.few_rows.most_rows
+            or not self._is_ready()
+            or rows > self._most_rows
+        ):
             return otherwise(states, angles, batch)
         place: tuple[Contexts, int] | None = found(self._layer.self_attn.layer_idx)
         if place is None or not self._reads(place[0], states.dtype):

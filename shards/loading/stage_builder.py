@@ -34,7 +34,7 @@ from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.linear import install_products
 from molink.shards.matrices.packed_layers import put_together
 from molink.shards.matrices.quantize import StreamingQuantizer
-from molink.shards.model.later_packing import LaterPacking
+from molink.shards.model.later_packing import LaterPacking, LaterWork
 from molink.shards.model.partial_model import layers_path, make_partial, without_absent
 from molink.shards.model.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.model.stage import Batching, Stage, StageFacts, View, shorten_lookups
@@ -320,8 +320,7 @@ def make_stage(
     slot.install(layers)
     kernels = fused_on(device)
     plain = slot.exact or device.type != "cpu"
-    library_folder = None if recipe.known_products is None else recipe.known_products.folder
-    few_rows = None if plain else few_rows_for(model.parameters(), library_folder)
+    few_rows = None if plain else few_rows_for(model.parameters())
     if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
         fuse_layers(owner, layers, text, slot, few_rows)
@@ -337,7 +336,7 @@ def make_stage(
         context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching], later)
+    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching], LaterWork(later, few_rows))
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)

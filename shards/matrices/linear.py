@@ -9,7 +9,8 @@ numbers are those of transformers bit for bit.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ from molink.shards.native.few_rows import FewRows, FewRowsMatrix, Form
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
+FEW_ROWS: Final = "few_rows"
+"""Under this name a linear layer has its `FewRowsMatrix`; it may get one, and another one, between two steps."""
 
 
 def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,11 +111,15 @@ def install_products(
         and "forward" not in module.__dict__
         and module.weight.device.type == "cpu"
         and module.weight.is_floating_point()
-        and module.weight.numel() >= products.LEAST_WEIGHTS
     ]
-    for dtype in {layer.weight.dtype for layer in layers}:
-        alike = [one for one in layers if one.weight.dtype is dtype]
+    large = [layer for layer in layers if layer.weight.numel() >= products.LEAST_WEIGHTS]
+    for dtype in {layer.weight.dtype for layer in large}:
+        alike = [one for one in large if one.weight.dtype is dtype]
         _install(alike, model, slot, scratch, known, later, few_rows)
+    if few_rows is not None:
+        for layer in layers:
+            if FewRows.has_shape(layer.weight):
+                few_rows.describe(layer, partial(_describe, few_rows))
     install_quantized(model, slot, scratch, few_rows)
 
 
@@ -135,9 +142,8 @@ def _install(
         packable = packs and id(layer.weight) not in tied
         if packable and later is None and pack(layer):
             continue
-        alone = layer.__dict__["few_rows"] = None if few_rows is None else few_rows.rows_of(layer.weight.data)
-        if alone is not None or any(product is not functional.linear for _, product in choice):
-            layer.__dict__["forward"] = _forward(layer, slot, choice, alone)
+        if few_rows is not None or any(product is not functional.linear for _, product in choice):
+            layer.__dict__["forward"] = _forward(layer, slot, choice)
         if packable and later is not None:
             later.add(layer, pack)
 
@@ -166,9 +172,17 @@ def _pack(layer: nn.Linear, few_rows: FewRows | None) -> bool:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if found_at_once:
         layer.__dict__["weight"] = layer.weight
-    alone = layer.__dict__["few_rows"] = None if few_rows is None else _panels_of(weight, few_rows)
-    layer.__dict__["forward"] = _packed_forward(weight, layer.bias, alone)
+    if few_rows is not None and few_rows.is_bound:
+        _describe(few_rows, layer)
+    layer.__dict__["forward"] = _packed_forward(layer, weight)
     return True
+
+
+def _describe(few_rows: FewRows, layer: nn.Linear) -> None:
+    """Notes how the layer's weights lie, as they are now, for products with few rows."""
+    weight = layer.weight.data
+    found = _panels_of(weight, few_rows) if weight.is_mkldnn else few_rows.rows_of(weight)
+    layer.__dict__[FEW_ROWS] = found
 
 
 def _panels_of(packed: Tensor, few_rows: FewRows) -> FewRowsMatrix | None:
@@ -222,15 +236,13 @@ def _tied(model: nn.Module) -> set[int]:
     return tied
 
 
-def _packed_forward(
-    weight: Tensor, bias: Tensor | None, alone: FewRowsMatrix | None
-) -> Callable[[Tensor], Tensor]:
-    if alone is None:
-        return lambda rows: packed_product(rows, weight, bias)
+def _packed_forward(layer: nn.Linear, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    bias, found = layer.bias, layer.__dict__
 
     def forward(rows: Tensor) -> Tensor:
-        if alone.takes(rows):
-            return _biased(alone.product(rows), bias)
+        few: FewRowsMatrix | None = found.get(FEW_ROWS)
+        if few is not None and few.takes(rows):
+            return _biased(few.product(rows), bias)
         return packed_product(rows, weight, bias)
 
     return forward
@@ -240,15 +252,16 @@ def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product.add_(bias)
 
 
-def _forward(
-    layer: nn.Linear, slot: BatchSlot, choice: Choice[Product], alone: FewRowsMatrix | None
-) -> Callable[[Tensor], Tensor]:
+def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:
+    found = layer.__dict__
+
     def forward(rows: Tensor) -> Tensor:
         if slot.bitwise:
             return functional.linear(rows, layer.weight, layer.bias)
+        few: FewRowsMatrix | None = found.get(FEW_ROWS)
         # whoever shares the weights with another stage has put other memory in their place
-        if alone is not None and alone.takes(rows) and alone.fields.numbers == layer.weight.data_ptr():
-            return _biased(alone.product(rows), layer.bias)
+        if few is not None and few.takes(rows) and few.fields.numbers == layer.weight.data_ptr():
+            return _biased(few.product(rows), layer.bias)
         return used_for(choice, rows.numel() // rows.shape[-1])(rows, layer.weight, layer.bias)
 
     return forward

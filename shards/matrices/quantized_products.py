@@ -1,5 +1,7 @@
 """Which product each quantized matrix of a model on a processor is multiplied by: measured when the span is loaded."""
 
+from functools import partial
+
 from torch import nn
 
 from molink.shards.attention.attention import BatchSlot
@@ -39,11 +41,12 @@ def install_quantized(
             matrices.ways = ways
             matrices.prepare()
             if few_rows is not None and matrices.uses_kernel() and not matrices.is_stack:
-                _multiply_few_rows(matrices, few_rows)
+                few_rows.describe(matrices, partial(_describe, few_rows))
     packing.forget()
 
 
-def _multiply_few_rows(matrices: QuantizedMatrices, few_rows: FewRows) -> None:
+def _describe(few_rows: FewRows, matrices: QuantizedMatrices) -> None:
+    """Notes how the matrix lies, for products with few rows."""
     weight, scales = matrices.weight.data, matrices.scales.data
     if isinstance(matrices, Int8Matrices):
         form, address = Form.BYTE_PANELS, memory_of(weight).data_ptr()

@@ -1,12 +1,15 @@
-"""Packing that waits until a stage serves: for oneDNN it takes a second for each gigabyte, in which nobody would be
-served; meanwhile the same matrices are multiplied as they lie."""
+"""What waits until a stage serves. Packing for oneDNN takes a second for each gigabyte, and compiling a few seconds, in
+which nobody would be served; meanwhile the same matrices are multiplied as they lie, and by torch."""
 
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import nn
+
+from molink.shards.native.few_rows import FewRows
 
 Pack: TypeAlias = Callable[[nn.Linear], object]
 
@@ -33,3 +36,12 @@ class LaterPacking:
                 pack(layer)
                 return True
         return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterWork:
+    """What makes a stage's steps faster while it serves."""
+
+    packing: LaterPacking | None = None
+    few_rows: FewRows | None = None
+    """Bound when the compiled library is there."""

@@ -3,6 +3,7 @@
 import enum
 import inspect
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from molink.shards.attention.attention import AttendingBatch, BatchSlot
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.model.boundary import Boundary
-from molink.shards.model.later_packing import LaterPacking
+from molink.shards.model.later_packing import LaterWork
 from molink.shards.model.partial_model import cut_view, head_of, layers_path
 from molink.shards.model.probe import ProbeBatch
 from molink.shards.spec import Span
@@ -165,7 +166,7 @@ class Stage:
         layouts: dict[int, LayerLayout],
         slot: BatchSlot,
         view_class: type[View],
-        packing: LaterPacking | None = None,
+        later: LaterWork,
     ) -> None:
         self.span = span
         self.facts = facts
@@ -173,7 +174,7 @@ class Stage:
         self._model = model
         self._slot = slot
         self._view_class = view_class
-        self._packing = packing
+        self._later = later
         self._views: dict[Span, View] = {}
 
     @property
@@ -212,12 +213,25 @@ class Stage:
     def keep(self, span: Span) -> "Stage":
         """A stage of a part of this one; once nothing refers to this one any more, the rest is freed."""
         layouts = {layer: self.layouts[layer] for layer in span}
-        return Stage(self._cut(span), span, self.facts, layouts, self._slot, self._view_class, self._packing)
+        return Stage(self._cut(span), span, self.facts, layouts, self._slot, self._view_class, self._later)
 
     def pack_next(self) -> bool:
         """Packs one more of the matrices that `load_stage` has left to be packed later; whether there was one. On the
         thread that runs the views."""
-        return self._packing is not None and self._packing.next()
+        packing = self._later.packing
+        return packing is not None and packing.next()
+
+    @property
+    def awaits_library(self) -> bool:
+        """Whether its decode steps would go by the compiled library if that were there."""
+        few_rows = self._later.few_rows
+        return few_rows is not None and few_rows.is_awaited
+
+    def bind_library(self, library: CDLL) -> None:
+        """Its decode steps go by the compiled library from now on. On the thread that runs the views."""
+        few_rows = self._later.few_rows
+        if few_rows is not None and few_rows.is_awaited:
+            few_rows.bind(library)
 
     def _cut(self, span: Span) -> PreTrainedModel:
         if not self.span.covers(span):

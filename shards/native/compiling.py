@@ -1,7 +1,9 @@
-"""Compiling of `few_rows.c` for the processor that it runs on, if gcc is installed; kept for later starts.
+"""Compiling of `few_rows.c` for the processor that it runs on, if gcc is installed; kept for all of a user's later
+processes.
 
 Other compilers bring an OpenMP of their own, whose threads would wait beside those of torch for the same processors;
-the library uses torch's. On other systems than Linux nothing is compiled.
+the library uses torch's. On other systems than Linux nothing is compiled. Of processes that want it at the same time
+one compiles, and the others wait for it.
 """
 
 import ctypes
@@ -15,55 +17,120 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_dir
 
 logger = logging.getLogger(__name__)
 
 COMPILER: Final = "gcc"
 COMPILED_WITHIN_S: Final = 60.0
 _DIGEST_LENGTH: Final = 32
+_UNFINISHED: Final = "unfinished-"
+_MOST_KEPT: Final = 8
+"""Libraries of other versions, the newest."""
 _SOURCE: Final = Path(__file__).with_name("few_rows.c")
 _PARTS: Final = (_SOURCE, _SOURCE.with_name("products.h"), _SOURCE.with_name("steps.h"))
 _OPTIONS: Final = (
-    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC",
+    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-pipe",
     "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
 )  # fmt: skip
 """Sums may be taken in any order, as everywhere in steps that need not be bitwise."""
 
 
-@functools.cache
-def compiled_library(folder: Path | None) -> ctypes.CDLL | None:
-    """The library, from `folder` if it was kept there, else compiled and kept; without a folder, or where others could
-    write into it, compiled for this process alone. None where it cannot be had: what it computes is then computed by
-    torch."""
-    openmp = _openmp()
-    if sys.platform != "linux" or platform.machine() != "x86_64" or openmp is None:
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What makes the library in a folder that is kept, and is to be done by one process at a time."""
+
+    folder: Path
+    lock: Path
+    """A file to be locked meanwhile."""
+    _compiler: str
+    _openmp: Path
+
+    @contextmanager
+    def steps(self) -> Iterator[tuple[tuple[str, ...], ...]]:
+        """The commands, each to be run when the one before has succeeded; behind them the library is kept. What an
+        earlier process left behind is removed. Raises OSError where nothing can be kept."""
+        for left in self.folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=_UNFINISHED) as name:
+            commands, made = _commands(self._compiler, self._openmp, Path(name))
+            yield commands
+            made.replace(self.folder / f"{_prefix(self._openmp)}-{_digest(made)}.so")
+        kept = sorted(self.folder.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+        for old in kept[:-_MOST_KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def user_folder() -> Path:
+    """Where all processes of this user keep the library."""
+    return Path(user_cache_dir("molink", appauthor=False)) / "native"
+
+
+def kept_library(folder: Path) -> ctypes.CDLL | None:
+    """The library if it is kept in `folder`, and others cannot write into that. Takes milliseconds."""
+    openmp, private = _openmp(), _private(folder)
+    if openmp is None or private is None:
         return None
-    private = None if folder is None else _private(folder / "native")
-    name = f"few-rows-{_name(openmp)}"
-    for kept in () if private is None else sorted(private.glob(f"{name}-*.so")):
+    prefix = _prefix(openmp)
+    for kept in sorted(private.glob(f"{prefix}-*.so")):
         with suppress(OSError):
-            if kept.stem == f"{name}-{_digest(kept)}":
+            if kept.stem == f"{prefix}-{_digest(kept)}":
                 return ctypes.CDLL(str(kept))
             kept.unlink()  # cut short by a full disk
-    compiler = shutil.which(COMPILER)
-    if compiler is None:
+    return None
+
+
+def compilation(folder: Path) -> Compilation | None:
+    """How the library would be made and kept in `folder`; None where it cannot be."""
+    openmp, compiler = _openmp(), shutil.which(COMPILER)
+    private = None if openmp is None or compiler is None else _private(folder)
+    if openmp is None or compiler is None or private is None:
         return None
+    return Compilation(private, private / "lock", compiler, openmp)
+
+
+@functools.cache
+def compiled_library(folder: Path) -> ctypes.CDLL | None:
+    """The library, from `folder` if it was kept there, else compiled and kept, which takes seconds; where others could
+    write into it, compiled for this process alone. None where it cannot be had: what it computes is then computed by
+    torch."""
+    found, openmp, compiler = kept_library(folder), _openmp(), shutil.which(COMPILER)
+    if found is not None or openmp is None or compiler is None:
+        return found
+    how = compilation(folder)
     try:
-        with tempfile.TemporaryDirectory(dir=private) as folder_name:
-            made = _compile(compiler, openmp, Path(folder_name))
-            if private is not None:
-                made = made.replace(private / f"{name}-{_digest(made)}.so")
-            return ctypes.CDLL(str(made))
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.info(
-            "decode steps use torch's products alone: %s could not compile others: %s", COMPILER, error
-        )
+        if how is None:
+            return _compiled_alone(compiler, openmp)
+        with FileLock(how.lock, timeout=COMPILED_WITHIN_S):
+            found = kept_library(folder)
+            if found is None:
+                with how.steps() as commands:
+                    _run(commands)
+                found = kept_library(folder)
+            return found
+    except (OSError, subprocess.SubprocessError, Timeout) as error:
+        say_not_compiled(error)
         return None
+
+
+def say_not_compiled(error: Exception) -> None:
+    """Writes down why there is no library."""
+    logger.info("decode steps use torch's products alone: %s could not compile others: %s", COMPILER, error)
+
+
+def _compiled_alone(compiler: str, openmp: Path) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory() as name:
+        commands, made = _commands(compiler, openmp, Path(name))
+        _run(commands)
+        return ctypes.CDLL(str(made))
 
 
 def _private(folder: Path) -> Path | None:
@@ -78,9 +145,18 @@ def _private(folder: Path) -> Path | None:
     return folder if is_ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
+@functools.cache
 def _openmp() -> Path | None:
-    """GNU's OpenMP as torch brings it, so that both have the same threads."""
+    """GNU's OpenMP as torch brings it, so that both have the same threads; None where nothing is compiled."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return None
     return next(Path(torch.__file__).parent.glob("lib/libgomp*.so*"), None)
+
+
+@functools.cache
+def _prefix(openmp: Path) -> str:
+    """Of the names of libraries that serve here."""
+    return f"few-rows-{_name(openmp)}"
 
 
 def _name(openmp: Path) -> str:
@@ -100,12 +176,14 @@ def _processor() -> str:
     return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
-def _compile(compiler: str, openmp: Path, folder: Path) -> Path:
-    """Raises OSError or SubprocessError. Linked apart: `-fopenmp` would bring the compiler's own OpenMP."""
+def _commands(compiler: str, openmp: Path, folder: Path) -> tuple[tuple[tuple[str, ...], ...], Path]:
+    """What to run, and what that makes. Linked apart: `-fopenmp` would bring the compiler's own OpenMP."""
     unlinked, linked = folder / "few_rows.o", folder / "few_rows.so"
-    for command in (
-        (compiler, *_OPTIONS, "-c", _SOURCE, "-o", unlinked),
-        (compiler, "-shared", unlinked, openmp, "-lm", "-o", linked),
-    ):
+    compiling = (compiler, *_OPTIONS, "-c", str(_SOURCE), "-o", str(unlinked))
+    return (compiling, (compiler, "-shared", str(unlinked), str(openmp), "-lm", "-o", str(linked))), linked
+
+
+def _run(commands: tuple[tuple[str, ...], ...]) -> None:
+    """Raises OSError or SubprocessError."""
+    for command in commands:
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILED_WITHIN_S)  # noqa: S603 - ours
-    return linked

@@ -2,19 +2,19 @@
 gives what torch gives, and the calls."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from molink.shards.native.compiling import compiled_library
+from molink.shards.native.compiling import compiled_library, kept_library, user_folder
 
 LEAST_BYTES: Final = 32 * 1024**2
-"""Fewer weights stay in a processor's caches: nothing is compiled for them."""
+"""Fewer weights stay in a processor's caches and are ready in a moment: their loading does not wait for a compiler."""
 UNIT: Final = 64
 """Rows and columns of a matrix are multiples of it."""
 _TRIED_ROWS: Final = (1, 7)
@@ -22,6 +22,9 @@ _TRIED_ROWS: Final = (1, 7)
 _LEAST_ROUNDING: Final = 1e-5
 _ROUNDING_UNITS: Final = 4
 """As in `fused_layers.py`."""
+
+Describe: TypeAlias = Callable[[Any], None]
+"""Of a module that has a matrix."""
 
 
 class Form(IntEnum):
@@ -51,20 +54,64 @@ class MatrixFields(ctypes.Structure):
 
 
 class FewRows:
-    """The library, and the memory in which it computes, of one stage. Used from one thread."""
+    """The library, and the memory in which it computes, of one stage; the library may come later. Used from one
+    thread."""
 
-    __slots__ = ("_alike", "_forms", "_scratch", "library", "most_rows")
+    __slots__ = ("_alike", "_forms", "_library", "_scratch", "_waiting", "most_rows")
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        for name, kinds in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = kinds
-        self.library = library
-        self._forms = int(library.few_rows_forms())
-        self.most_rows = int(library.few_rows_most())
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library: ctypes.CDLL | None = None
+        self._forms = self.most_rows = 0
         """So many rows it takes at once: one where a processor's registers hold no more."""
         self._scratch = torch.empty(0)
         self._alike: dict[tuple[object, ...], bool] = {}
+        self._waiting: list[tuple[weakref.ref[nn.Module], Describe]] = []
+        if library is not None:
+            self.bind(library)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the library is there."""
+        return self._library is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is not, and there are matrices for it."""
+        return any(module() is not None for module, _ in self._waiting)
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """Raises RuntimeError where it is not there."""
+        if self._library is None:
+            raise RuntimeError("the compiled library is not there")
+        return self._library
+
+    def bind(self, library: ctypes.CDLL) -> None:
+        """The library is there; matrices that have waited for it are described. Not while a step is under way."""
+        for name, kinds in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = kinds
+        self._library = library
+        self._forms = int(library.few_rows_forms())
+        self.most_rows = int(library.few_rows_most())
+        waiting, self._waiting = self._waiting, []
+        for found, describe in waiting:
+            module = found()
+            if module is not None:
+                describe(module)
+
+    def describe(self, module: nn.Module, describe: "Describe") -> None:
+        """Has `describe` note of the module what the library needs to know of its matrix: now, or when the library has
+        come."""
+        if self.is_bound:
+            describe(module)
+        else:
+            self._waiting.append((weakref.ref(module), describe))
+
+    @staticmethod
+    def has_shape(weight: Tensor) -> bool:
+        """Whether matrices of such a shape can be multiplied at all."""
+        return not any(size % UNIT for size in weight.shape)
 
     def matrix(
         self, form: Form, numbers: int, shape: tuple[int, int], scales: Tensor | None = None
@@ -115,10 +162,11 @@ class FewRows:
         return self._scratch.data_ptr()
 
 
-def few_rows_for(weights: Iterable[Tensor], folder: Path | None) -> FewRows | None:
-    """For a stage of these weights on a processor; the library is kept in `folder`, or compiled and kept there."""
-    library = compiled_library(folder) if sum(one.nbytes for one in weights) >= LEAST_BYTES else None
-    return None if library is None else FewRows(library)
+def few_rows_for(weights: Iterable[Tensor]) -> FewRows:
+    """For a stage of these weights on a processor, with the library if it is kept; for many weights it is compiled
+    first."""
+    is_large = sum(one.nbytes for one in weights) >= LEAST_BYTES
+    return FewRows((compiled_library if is_large else kept_library)(user_folder()))
 
 
 class FewRowsMatrix:

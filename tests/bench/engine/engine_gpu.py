@@ -35,6 +35,7 @@ from molink.shards.attention.attention import IMPLEMENTATION, BatchSlot
 from molink.shards.batching.decode import Decoding, decoding_on
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.model.later_packing import LaterWork
 from molink.shards.model.probe import ProbeBatch
 from molink.shards.model.stage import Stage, StageFacts, View, shorten_lookups
 from molink.shards.spec import ModelSpec, Span
@@ -174,11 +175,11 @@ def whole_stage(model: LlamaForCausalLM, scale: Scale, device: str) -> Stage:
     span, slot, probe = Span(0, facts.layers), BatchSlot(None), ProbeBatch(config, keeps_states=False)
     slot.install(model.model.layers)
     shorten_lookups(model.model.layers)
-    trial = Stage(model, span, facts, {}, slot, View)
+    trial = Stage(model, span, facts, {}, slot, View, LaterWork())
     with torch.inference_mode():
         places = torch.tensor([[0, 1]], device=device)
         trial.view(span).try_out(places, places, probe)
-    return Stage(model, span, facts, probe.layouts(span), slot, View)
+    return Stage(model, span, facts, probe.layouts(span), slot, View, LaterWork())
 
 
 def spec_of(stage: Stage, dtype: str) -> ModelSpec:

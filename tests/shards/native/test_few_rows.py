@@ -1,8 +1,10 @@
 """Decode steps by the compiled library give what torch's operations give, and only where they do."""
 
+import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,14 @@ from molink.shards.matrices.int8_products import BytePacking, byte_product, memo
 from molink.shards.matrices.linear import packed_for_onednn
 from molink.shards.matrices.nf4_products import kernel_takes
 from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices
-from molink.shards.native import compiling, few_rows
-from molink.shards.native.compiling import compiled_library
+from molink.shards.native import few_rows
+from molink.shards.native.compiling import (
+    COMPILER,
+    compilation,
+    compiled_library,
+    kept_library,
+    user_folder,
+)
 from molink.shards.native.few_rows import FewRows, Form
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
@@ -66,6 +74,17 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 @pytest.fixture
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has what is loaded from now on find no library, and not wait for one."""
+
+    def forget() -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(few_rows, "LEAST_BYTES", sys.maxsize)
+
+    return forget
+
+
+@pytest.fixture
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens went through each layer that was computed by torch's operations."""
     seen: list[int] = []
@@ -79,31 +98,31 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What the compiler makes."""
-    folder = tmp_path_factory.mktemp("compiled")
-    compiled_library.cache_clear()
-    assert compiled_library(folder) is not None
-    (kept,) = (folder / "native").iterdir()
-    return kept.read_bytes()
-
-
 @pytest.fixture
-def compiler_at_once(compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that has made it before, for tests of what is kept: the real one takes a second each time."""
-
-    def compiles(_compiler: str, _openmp: Path, folder: Path) -> Path:
-        made = folder / "few_rows.so"
-        made.write_bytes(compiled)
-        return made
-
-    monkeypatch.setattr(compiling, "_compile", compiles)
+def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file with a line for each call of the compiler, which has made its results before: the real one takes
+    seconds."""
+    library = compiled_library(user_folder())
+    assert library is not None
+    made = library._name  # where ctypes has it from
+    calls, programs = tmp_path / "calls", tmp_path / "programs"
+    programs.mkdir()
+    script = f'#!/bin/sh\nfor result; do :; done\necho "$result" >> "{calls}"\ncp "{made}" "$result"\n'
+    (programs / COMPILER).write_text(script)
+    (programs / COMPILER).chmod(0o700)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     compiled_library.cache_clear()
+    yield calls
+    compiled_library.cache_clear()
+
+
+def kept_in(folder: Path) -> list[Path]:
+    """The libraries, newest last."""
+    return sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def library() -> FewRows:
-    found = compiled_library(None)
+    found = compiled_library(user_folder())
     assert found is not None
     return FewRows(found)
 
@@ -112,12 +131,18 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(engine: Engine, steps: int = STEPS) -> list[Tensor]:
-    """Of a prompt, and of so many steps of one token each, the same ones whatever came before."""
-    span = Span(*LAYERS)
+def logits_of(
+    engine: Engine, steps: int = STEPS, before: Callable[[int], object] = lambda _: None
+) -> list[Tensor]:
+    """Of a prompt, and of so many steps of one token each, the same ones whatever came before. `before` is told of each
+    of these."""
+    span, found = Span(*LAYERS), []
     cache = engine.new_cache(span, len(PROMPT) + steps)
     parts = [PROMPT, *((7 * at % 300,) for at in range(steps))]
-    return [engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0] for part in parts]
+    for at, part in enumerate(parts, start=-1):
+        before(at)
+        found.append(engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0])
+    return found
 
 
 def logits_together(engine: Engine, lengths: Sequence[int], steps: int) -> list[list[Tensor]]:
@@ -276,14 +301,14 @@ def test_tokens_of_several_sessions_go_through_layers_together_and_give_the_same
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
 def test_so_they_do_in_every_form_of_weights(
-    quantization: str, made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
+    quantization: str, made: Callable[[str], Path], in_torch: list[int], nothing_kept: Callable[[], None]
 ) -> None:
     folder = made("llama")
     engine = engine_with(folder, LAYERS, dtype="bfloat16", quantization=quantization, exact=False)
     in_torch.clear()
     found = logits_of(engine, 20)
     alone = len([tokens for tokens in in_torch if tokens == 1])
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", sys.maxsize)
+    nothing_kept()
     other = engine_with(folder, LAYERS, dtype="bfloat16", quantization=quantization, exact=False)
     in_torch.clear()
     expected = logits_of(other, 20)
@@ -313,60 +338,100 @@ def test_a_layer_that_gives_something_else_keeps_to_torch(
 
 
 def test_exact_stages_and_small_ones_compile_nothing(
-    made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
+    made: Callable[[str], Path], nothing_kept: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made("llama")
+    nothing_kept()
     monkeypatch.setattr(few_rows, "compiled_library", lambda _folder: pytest.fail("it was compiled"))
-    engine_with(folder, LAYERS)
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", 1 << 30)
-    engine_with(folder, LAYERS, exact=False)
+    assert not engine_with(folder, LAYERS).late_library.awaits_library
+    assert engine_with(folder, LAYERS, exact=False).late_library.awaits_library
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_library_that_comes_between_two_steps_computes_the_next_one(
+    dtype: str, made: Callable[[str], Path], in_torch: list[int], nothing_kept: Callable[[], None]
+) -> None:
+    """The same session goes on; its first step with the library is computed both ways."""
+    folder, library = made("norms of heads"), compiled_library(user_folder())
+    assert library is not None
+    nothing_kept()
+    expected = logits_of(engine_with(folder, LAYERS, dtype=dtype, exact=False), 40)
+    engine = engine_with(folder, LAYERS, dtype=dtype, exact=False)
+    in_torch.clear()
+    found = logits_of(engine, 40, lambda at: engine.late_library.bind_library(library) if at == 20 else None)
+    assert len([tokens for tokens in in_torch if tokens == 1]) == 20 * len(range(*LAYERS)) + 1
+    assert not engine.late_library.awaits_library
+    assert error(torch.stack(found), torch.stack(expected)) < (1e-4 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.usefixtures("compilers")
 def test_a_library_is_kept_and_needs_no_compiler_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled_library.cache_clear()
-    assert compiled_library(tmp_path) is not None
-    (kept,) = (tmp_path / "native").iterdir()
+    assert kept_library(tmp_path / "kept") is None
+    assert compiled_library(tmp_path / "kept") is not None
+    (kept,) = kept_in(tmp_path / "kept")
     compiled_library.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert compiled_library(tmp_path) is not None
-    assert list((tmp_path / "native").iterdir()) == [kept]
+    assert kept_library(tmp_path / "kept") is not None
+    assert compiled_library(tmp_path / "kept") is not None
+    assert {path.name for path in kept.parent.iterdir()} <= {kept.name, "lock"}
 
 
-@pytest.mark.usefixtures("compiler_at_once")
+@pytest.mark.usefixtures("compilers")
 def test_a_library_is_neither_read_nor_kept_where_others_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert compiled_library(tmp_path) is not None
-    (kept,) = (tmp_path / "native").iterdir()
-    (tmp_path / "native").chmod(0o770)
+    folder = tmp_path / "kept"
+    assert compiled_library(folder) is not None
+    (kept,) = kept_in(folder)
+    folder.chmod(0o770)
     kept.unlink()  # not written over: this process has it mapped
     kept.write_bytes(b"another's")
     compiled_library.cache_clear()
-    assert compiled_library(tmp_path) is not None
+    assert compiled_library(folder) is not None
     assert kept.read_bytes() == b"another's"
+    assert compilation(folder) is None
     compiled_library.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert compiled_library(tmp_path) is None
-    compiled_library.cache_clear()
+    assert compiled_library(folder) is None
 
 
+@pytest.mark.usefixtures("compilers")
 def test_without_a_compiler_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled_library.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert compiled_library(tmp_path) is None
-    compiled_library.cache_clear()
+    assert compiled_library(tmp_path / "kept") is None
+    assert compilation(tmp_path / "kept") is None
 
 
-@pytest.mark.usefixtures("compiler_at_once")
+@pytest.mark.usefixtures("compilers")
 @pytest.mark.parametrize("end", [100, -1, -5000])
 def test_a_kept_library_that_is_spoilt_is_made_anew(tmp_path: Path, end: int) -> None:
     whole, spoilt = tmp_path / "whole", tmp_path / "spoilt"
     compiled_library(whole)
-    (kept,) = (whole / "native").iterdir()
-    (spoilt / "native").mkdir(mode=0o700, parents=True)
-    again = spoilt / "native" / kept.name
+    (kept,) = kept_in(whole)
+    spoilt.mkdir(mode=0o700)
+    again = spoilt / kept.name
     again.write_bytes(kept.read_bytes()[:end])
     assert compiled_library(spoilt) is not None
     assert again.stat().st_size == kept.stat().st_size
+
+
+def test_of_threads_that_want_a_library_at_once_one_compiles(tmp_path: Path, compilers: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: compiled_library(tmp_path / "kept"), range(4)))
+    assert None not in found
+    assert len(compilers.read_text().splitlines()) == 2  # it compiles and links
+    assert len(kept_in(tmp_path / "kept")) == 1
+
+
+def test_what_a_process_left_that_was_ended_as_it_compiled_is_removed(
+    tmp_path: Path, compilers: Path
+) -> None:
+    left = tmp_path / "kept" / "unfinished-xyz"
+    left.mkdir(mode=0o700, parents=True)
+    (left / "few_rows.o").write_bytes(b"half")
+    (tmp_path / "kept").chmod(0o700)
+    assert compiled_library(tmp_path / "kept") is not None
+    assert not left.exists()
+    assert compilers.exists()
