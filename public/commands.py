@@ -35,7 +35,11 @@ the parent ends, the system closes that."""
 LEAVES_WITHIN_S = 10.0
 """A process whose parent is gone may still say goodbye for so long."""
 EXTRAS = {
+    "aiosqlite": "gateway",
+    "alembic": "gateway",
+    "asyncpg": "postgresql",
     "fastapi": "gateway",
+    "sqlalchemy": "gateway",
     "starlette": "gateway",
     "uvicorn": "gateway",
     "highspy": "simnet",

@@ -1,18 +1,25 @@
 """`molink-gateway`: the HTTP gateway as a command."""
 
 import asyncio
+import re
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from molink import commands
 from molink.client.commands import options
-from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging
+from molink.client.gateway.key_commands import DatabaseUrl, keys_app, usage
+from molink.client.gateway.shares import LOCAL, user_of
+from molink.client.gateway.slots import WAITING_S
+from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
 from molink.configuration import SettingsError, check_address
+
+if TYPE_CHECKING:
+    from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 
 EXAMPLE_PEER: Final = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _app = typer.Typer(
@@ -22,8 +29,15 @@ _app = typer.Typer(
 )
 
 
-@_app.command(epilog=example(f"molink-gateway --port 8000 --initial-peers {EXAMPLE_PEER}"))
+_app.add_typer(keys_app)
+_app.command(epilog=example("molink-gateway usage --days 7"))(usage)
+
+
+@_app.callback(
+    invoke_without_command=True, epilog=example(f"molink-gateway --port 8000 --initial-peers {EXAMPLE_PEER}")
+)
 def serve(
+    context: typer.Context,
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 for every network.")
     ] = "127.0.0.1",
@@ -44,6 +58,20 @@ def serve(
             help="Host name under which users reach it; repeat it for several. Localhost and addresses always work.",
         ),
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public", help="Serve on another address than this machine's own although there are no keys."
+        ),
+    ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web page's origin, such as https://chat.example, that browsers let use this gateway; repeat it for "
+            "several. None, unless told.",
+        ),
+    ] = None,
     invite: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,14 +79,17 @@ def serve(
             help="Address of a peer that the page shows to all, in the command that joins. Repeat it for several.",
         ),
     ] = None,
-    database: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where keys and services are kept: not in this version.")
-    ] = None,
+    queue_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
+    ] = WAITING_S,
+    database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the identity by which peers know it again after a restart: this user's, unless told.",
+            help="Folder of its database, and of the identity by which peers know it again after a restart: this "
+            "user's, unless told.",
         ),
     ] = None,
     verbose: commands.Verbose = False,
@@ -68,16 +99,20 @@ def serve(
     """Serve a swarm's model over HTTP, to any OpenAI client.
 
     Serves until Ctrl-C, which lets running answers go on for up to 10 s; a second one does not. Where the swarm is:
-    --initial-peers, else MOLINK_INITIAL_PEERS, else the configuration file.
+    --initial-peers, else MOLINK_INITIAL_PEERS, else the configuration file. As soon as there is a key, every request
+    needs one.
     """
+    if context.invoked_subcommand is not None:
+        _require_no_options(context)
+        return
     start_logging(verbose=verbose, debug=debug)
-    if database is not None:
-        raise CommandFailed(
-            "--database: the gateway of this version keeps no keys and no services, so it has nothing to store: "
-            "leave the option out",
-            EXIT_USAGE,
-        )
-    invites = _checked_invites(invite or ())
+    serving = {
+        "max_requests": max_requests,
+        "waiting_s": queue_timeout,
+        "hosts": (host, *(allow_host or ())),
+        "origins": tuple(map(_origin, allow_origin or ())),
+        "invites": _checked_invites(invite or ()),
+    }
     try:
         listener = _listen(host, port)
     except OSError as error:
@@ -87,17 +122,16 @@ def serve(
         ) from error
     with listener:
         from molink.client.errors import InvalidRequest, SwarmError
+        from molink.client.gateway.accounts.errors import DatabaseUnusable, InvalidDatabaseUrl
         from molink.client.gateway.kept_identity import IdentityUnusable
 
+        swarm_options = {"initial_peers": initial_peers or None, "swarm_key": swarm_key}
         try:
-            hosts = (host, *(allow_host or ()))
-            asyncio.run(
-                _serve(listener, initial_peers, model, swarm_key, max_requests, hosts, state_dir, invites)
-            )
-        except IdentityUnusable as error:
-            raise CommandFailed(str(error)) from error
-        except InvalidRequest as error:
+            asyncio.run(_serve(listener, serving, model, swarm_options, database, state_dir, public=public))
+        except (InvalidRequest, InvalidDatabaseUrl) as error:
             raise CommandFailed(str(error), EXIT_USAGE) from error
+        except (IdentityUnusable, DatabaseUnusable) as error:
+            raise CommandFailed(str(error)) from error
         except SwarmError as error:
             raise CommandFailed(f"the swarm cannot be joined: {error}") from error
 
@@ -119,25 +153,66 @@ def _checked_invites(addresses: Sequence[str]) -> tuple[str, ...]:
 
 async def _serve(
     listener: socket.socket,
-    initial_peers: list[str] | None,
+    serving: Mapping[str, Any],
     model: str | None,
-    swarm_key: Path | None,
-    max_requests: int,
-    hosts: Collection[str],
+    swarm_options: Mapping[str, Any],
+    database: str | None,
     state_dir: Path | None,
-    invites: Sequence[str],
+    *,
+    public: bool,
 ) -> None:
-    from molink.client.api.swarm import AsyncSwarm
-    from molink.client.gateway.kept_identity import gateway_identity
-    from molink.client.gateway.server import serve_app
-    from molink.client.text.text_processes import TextProcesses
+    from molink.client.gateway.accounts.opening import opened_accounts
+    from molink.client.gateway.kept_identity import default_folder, gateway_identity
+    from molink.client.gateway.server import Serving, serve_app
 
-    peers = initial_peers or None
-    swarm = AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key)
-    swarm.text_work = TextProcesses
-    with gateway_identity(state_dir) as swarm.identity:
-        async with swarm:
-            await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts, invites=invites)
+    async with opened_accounts(database, state_dir or default_folder()) as gatekeeper:
+        _say_who_may_use_it(listener, gatekeeper, public=public)
+        from molink.client.api.swarm import AsyncSwarm
+        from molink.client.text.text_processes import TextProcesses
+
+        swarm = AsyncSwarm(model, **swarm_options)
+        swarm.text_work = TextProcesses
+        with gateway_identity(state_dir) as swarm.identity:
+            async with swarm:
+                await serve_app(swarm, listener, gatekeeper, Serving(**serving))
+
+
+def _say_who_may_use_it(listener: socket.socket, gatekeeper: "Gatekeeper", *, public: bool) -> None:
+    """Raises `CommandFailed` if that would be everybody and nobody said so."""
+    address = listener.getsockname()[0]
+    if gatekeeper.asks_for_keys:
+        tell(f"Every request needs a key; {gatekeeper.usable_keys} can be used now.")
+    elif user_of(address) != LOCAL:
+        if not public:
+            raise CommandFailed(
+                f"there are no keys, and whoever reaches {address} could use this gateway: make one with "
+                "`molink-gateway keys create NAME`, or say --public"
+            )
+        tell(f"There are no keys: whoever reaches {address} may use this gateway.")
+
+
+def _require_no_options(context: typer.Context) -> None:
+    """Options of the server before another command would be lost without a word."""
+    given = [
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise CommandFailed(
+            f"{option} stands before {context.invoked_subcommand}, where it has no effect: write it after the command",
+            EXIT_USAGE,
+        )
+
+
+def _origin(text: str) -> str:
+    """The same origin, as browsers write it."""
+    if text == "*" or re.fullmatch(r"https?://[^/\s?#@]+", text.lower()):
+        return text.lower()
+    raise CommandFailed(
+        f"--allow-origin takes an origin such as https://chat.example, or *, not {text!r}", EXIT_USAGE
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,6 +20,14 @@ from molink.client.errors import (
     SwarmError,
     SwarmUnavailable,
 )
+from molink.client.gateway.accounts.errors import (
+    AccountsUnavailable,
+    DemandTooLarge,
+    KeyFault,
+    KeyRefused,
+    NotPermitted,
+    QuotaExceeded,
+)
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping
 from molink.commands import plain
 from molink.routing import NoCircuit as NoCircuitFound
@@ -43,7 +51,21 @@ CLOSES: Final = {"Connection": "close"}
 _MOST_CHARACTERS: Final = 400
 """Of a sentence that may quote what a peer said."""
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "dict"})
+_KEY_FAULTS: Final = {
+    KeyFault.MISSING: "This gateway asks for a key. Send it as Authorization: Bearer KEY.",
+    KeyFault.AMBIGUOUS: "The request has more than one key. Send one.",
+    KeyFault.WRONG: "The key is not one of this gateway's.",
+    KeyFault.EXPIRED: "The key has expired. Its operator can make another one.",
+    KeyFault.REVOKED: "The key was revoked. Its operator can make another one.",
+}
 _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
+
+
+HANDLED: Final[tuple[type[Exception], ...]] = (
+    *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
+    *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
+)
+"""Errors that `on_error` answers; all others are unforeseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +101,13 @@ def failure_of(error: BaseException) -> ApiError:
     """The failure that a client sees; of an unforeseen error it learns nothing but that it happened."""
     if isinstance(error, SwarmError):
         return _swarm_failure(error)
+    refusal = _refusal(error)
+    if refusal is not None:
+        return refusal
     if isinstance(error, HTTPException):
         return _http_failure(error)
     if isinstance(error, RequestValidationError):
         return _validation_failure(error)
-    if isinstance(error, GatewayBusy):
-        return busy(str(error), 1.0)
-    if isinstance(error, GatewayStopping):
-        return ApiError(
-            503, "The gateway is stopping.", _SERVER, "stopping", headers=_retry_after(1.0) | CLOSES
-        )
     report(error)
     return ApiError(
         500, "The gateway failed to answer. Its log says where; please report it.", _SERVER, "internal_error"
@@ -141,6 +160,33 @@ def _swarm_failure(error: SwarmError) -> ApiError:
         case _:
             failure = ApiError(503, "The swarm could not serve this request.", _SERVER, "swarm_error")
     logger.info("%s: %s", type(error).__name__, plain(str(error)))
+    return failure
+
+
+def _refusal(error: BaseException) -> ApiError | None:
+    """Why the gateway itself does not take a request: too much at once, or its key, or that key's quota."""
+    match error:
+        case GatewayBusy():
+            failure = busy(str(error), 1.0)
+        case GatewayStopping():
+            headers = _retry_after(1.0) | CLOSES
+            failure = ApiError(503, "The gateway is stopping.", _SERVER, "stopping", headers=headers)
+        case KeyRefused():  # who holds a key learns what is wrong with it, others only that something is
+            headers = {"WWW-Authenticate": "Bearer"} | CLOSES
+            failure = ApiError(401, _KEY_FAULTS[error.fault], _INVALID, "invalid_api_key", headers=headers)
+        case NotPermitted():
+            failure = ApiError(403, str(error)[:_MOST_CHARACTERS], _INVALID, error.code, error.parameter)
+        case DemandTooLarge():
+            failure = ApiError(400, str(error), _INVALID, "request_exceeds_limit", error.parameter)
+        case QuotaExceeded():
+            failure = busy(str(error), error.retry_after_s)
+            failure.headers.update(error.headers)
+        case AccountsUnavailable():
+            logger.warning("keys and quotas cannot be looked up: %s", error)
+            message = "The gateway cannot look up keys and quotas now. Try again in a moment."
+            failure = ApiError(503, message, _SERVER, "accounts_unavailable", headers=_retry_after(1.0))
+        case _:
+            return None
     return failure
 
 

@@ -11,6 +11,9 @@ from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
+from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
+from molink.client.gateway.accounts.errors import QuotaExceeded
+from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
 from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
 from molink.client.gateway.apis.message_answers import MessageAnswer
@@ -85,8 +88,11 @@ class ServingSwarm(WatchedSwarm, Protocol):
 class Gateway:
     """The routes' work, and what of it is under way."""
 
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed) -> None:
+    def __init__(
+        self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed, gatekeeper: Gatekeeper
+    ) -> None:
         self._swarm = swarm
+        self._gatekeeper = gatekeeper
         self._feed = feed
         self._metrics = metrics
         self._slots = slots
@@ -103,9 +109,11 @@ class Gateway:
         for choices in tuple(self._running):
             choices.fail(GatewayStopping())
 
-    def models(self) -> list[dict[str, Any]]:
-        """The models that can be asked for here, in OpenAI's shape."""
+    def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """The models that the caller can ask for here, in OpenAI's shape."""
         spec = self._swarm.model
+        if not caller.may_use(spec):
+            return []
         return [
             {
                 "id": spec.name,
@@ -119,7 +127,7 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        self._require_model(body.model)
+        _require_model(self._swarm.model, body.model)
         prompts = body.prompts
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -133,11 +141,13 @@ class Gateway:
         ]
         is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
         choices = Choices(streams, body.choices if is_long else 1)
-        return await self._answer(request, answer, choices, stream=bool(body.stream))
+        estimates = [estimated_tokens(prompt) for prompt in prompts]
+        admitted = await self._admit(request, estimates, [params for _, params in jobs])
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        self._require_model(body.model)
+        _require_model(self._swarm.model, body.model)
         answer = ChatAnswer(
             self._swarm.model,
             body.choices,
@@ -146,34 +156,39 @@ class Gateway:
             most_calls=1 if body.parallel_tool_calls is False else None,
         )
         params = [body.params(choice) for choice in range(body.choices)]
-        choices = self._chat_choices(body.chat(), params, "messages")
-        return await self._answer(request, answer, choices, stream=bool(body.stream))
+        chat = body.chat()
+        choices = self._chat_choices(chat, params, "messages")
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
 
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
-        self._require_model(body.model)
-        choices = self._chat_choices(body.chat(), [body.params()], "input")
+        _require_model(self._swarm.model, body.model)
+        chat, params = body.chat(), [body.params()]
+        choices = self._chat_choices(chat, params, "input")
         answer = ResponseAnswer(self._swarm.model, body)
-        return await self._answer(request, answer, choices, stream=bool(body.stream))
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
 
     async def message(self, body: MessageRequest, request: Request) -> Response:
         """POST /v1/messages."""
-        self._require_model(body.model)
-        chat = body.chat()
-        choices = self._chat_choices(chat, [body.params()], "messages")
+        _require_model(self._swarm.model, body.model)
+        chat, params = body.chat(), [body.params()]
+        choices = self._chat_choices(chat, params, "messages")
         prompt_tokens = len(await self._chat_tokens(chat)) if body.stream else 0
         answer = MessageAnswer(self._swarm.model, prompt_tokens, body.most_calls)
-        return await self._answer(request, answer, choices, stream=bool(body.stream))
+        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
 
     async def count_tokens(self, body: CountRequest) -> dict[str, Any]:
         """POST /v1/messages/count_tokens."""
-        self._require_model(body.model)
+        _require_model(self._swarm.model, body.model)
         return {"input_tokens": len(await self._chat_tokens(body.chat()))}
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """POST /tokenize."""
         if body.model is not None:
-            self._require_model(body.model)
+            _require_model(self._swarm.model, body.model)
         chat, spec = body.chat(), self._swarm.model
         if chat is not None:
             tokens = await self._chat_tokens(chat)
@@ -192,7 +207,7 @@ class Gateway:
     def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """POST /detokenize."""
         if body.model is not None:
-            self._require_model(body.model)
+            _require_model(self._swarm.model, body.model)
         return {"prompt": self._swarm.detokenize(body.tokens)}
 
     async def is_ready(self) -> ApiError | None:
@@ -206,10 +221,22 @@ class Gateway:
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
         return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
 
-    def _require_model(self, model: str) -> None:
-        spec = self._swarm.model
-        if model not in (spec.name, spec.model_hash):
-            raise ModelNotFound(model, f"this gateway serves {spec.name}")
+    async def _admit(
+        self, request: Request, prompts: Sequence[int], asked: Sequence[SamplingParams]
+    ) -> AdmittedRequest:
+        """Lets the request in as far as its key goes; `_answer` ends it. A prompt, of which there is an estimate of its
+        tokens, counts once, however many choices it has."""
+        choices = len(asked) // len(prompts)
+        estimates = [0 if choice else prompt for prompt in prompts for choice in range(choices)]
+        caller: Caller = request.state.caller
+        new_tokens = max(params.max_new_tokens for params in asked)
+        try:
+            admitted = await self._gatekeeper.admit(caller, self._swarm.model, estimates, new_tokens)
+        except QuotaExceeded as error:
+            self._metrics.refused(error.kind)
+            raise
+        request.state.rate_limits = admitted.headers()
+        return admitted
 
     def _chat_choices(self, chat: ChatInput, params: Sequence[SamplingParams], parameter: str) -> Choices:
         """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
@@ -232,12 +259,17 @@ class Gateway:
             chat.messages, tools=chat.tools, chat_template_kwargs=chat.variables
         )
 
-    async def _answer(self, request: Request, answer: Answer, choices: Choices, *, stream: bool) -> Response:
-        user = user_of(request.client.host if request.client else None)
+    async def _answer(
+        self, request: Request, admitted: AdmittedRequest, answer: Answer, choices: Choices, *, stream: bool
+    ) -> Response:
+        caller: Caller = request.state.caller
+        user = caller.user or user_of(request.client.host if request.client else None)
         async with AsyncExitStack() as stack:
+            stack.callback(admitted.end)
             try:
                 taken = await until_gone(request.receive, self._slots.take(user, choices.count))
                 stack.callback(self._slots.give, user, taken)
+                choices.watch(admitted.note)
                 await stack.enter_async_context(choices)
                 self._running.add(choices)
                 stack.callback(self._running.discard, choices)
@@ -323,6 +355,11 @@ class Gateway:
             raise RuntimeError("a generation ended without its result")
         generations[choice] = piece.generation
         self._metrics.generated(piece.generation)
+
+
+def _require_model(spec: ModelSpec, model: str) -> None:
+    if model not in (spec.name, spec.model_hash):
+        raise ModelNotFound(model, f"this gateway serves {spec.name}")
 
 
 def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:

@@ -51,6 +51,12 @@ class Metrics:
         self._recomputed_tokens = Counter(
             "molink_gateway_recomputed_tokens", "Tokens computed again after losses", registry=self._registry
         )
+        self._refused = Counter(
+            "molink_gateway_refused",
+            "Requests refused for their key (key_missing, key_wrong, ...) or its quota (requests, tokens, ...)",
+            ("reason",),
+            registry=self._registry,
+        )
         self._active = Gauge(
             "molink_gateway_active_requests", "Generations under way", registry=self._registry
         )
@@ -61,6 +67,10 @@ class Metrics:
     def answered(self, route: str, method: str, status: int) -> None:
         """A request was answered. `route` is the route as declared, never the path that was asked for."""
         self._requests.labels(route, method, str(status)).inc()
+
+    def refused(self, reason: str) -> None:
+        """A request was refused for its key or that key's quota."""
+        self._refused.labels(reason).inc()
 
     def set_load(self, generations: int, waiting: int) -> None:
         """Sets how many generations are under way, and how many requests wait for their turn."""

@@ -1,13 +1,16 @@
-"""Request middleware (ASGI): checks the host, bounds bodies, counts requests, and answers unforeseen errors."""
+"""Request middleware (ASGI): checks host and key, bounds bodies, counts requests, and answers unforeseen errors."""
 
 import asyncio
 import re
 import secrets
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from molink.client.gateway.accounts.api_keys import KeyScope
+from molink.client.gateway.accounts.errors import KeyRefused
+from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller, Gatekeeper
 from molink.client.gateway.connections import BODY_WITHIN_S
 from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
 from molink.client.gateway.metrics import Metrics
@@ -18,6 +21,10 @@ UNFINISHED_BYTES: Final = 2**26
 """Of all bodies together that have not come to their end."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _INVALID: Final = "invalid_request_error"
+_NO_KEY_NEEDED: Final = frozenset({"/", "/healthz", "/readyz"})
+"""For what watches the process, and for browsers: neither has a key. The page holds nothing but itself."""
+_PAGE_FILES: Final = "/page/"
+_OPERATORS: Final = ("/metrics", "/admin")
 
 
 class RequestMiddleware:
@@ -28,10 +35,17 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, allowed_hosts: Collection[str], paths: Collection[str]
+        self,
+        app: ASGIApp,
+        *,
+        gatekeeper: Gatekeeper,
+        metrics: Metrics,
+        allowed_hosts: Collection[str],
+        paths: Collection[str],
     ) -> None:
         """`allowed_hosts` are names, beside localhost and addresses; `paths` are those that have bodies."""
         self._app = app
+        self._gatekeeper = gatekeeper
         self._metrics = metrics
         self._allowed_hosts = frozenset(allowed_hosts)
         self._paths = frozenset(paths)
@@ -42,12 +56,15 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         status, request_id = 0, _request_id(scope)
+        state: dict[str, Any] = scope.setdefault("state", {})
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                limits: dict[str, str] = state.get("rate_limits", {})
+                more = [(name.encode(), value.encode()) for name, value in limits.items()]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id), *more]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -65,6 +82,7 @@ class RequestMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | ApiError | None = _fault_of(scope, self._allowed_hosts)
         if body is None:
+            scope["state"]["caller"] = await self._caller(scope)
             try:
                 async with asyncio.timeout(BODY_WITHIN_S):
                     body = await self._read(scope, receive)
@@ -88,12 +106,25 @@ class RequestMiddleware:
 
         await self._app(scope, replay, send)
 
+    async def _caller(self, scope: Scope) -> Caller:
+        """Who asks, before anything of the body is kept."""
+        if scope["path"] in _NO_KEY_NEEDED or scope["path"].startswith(_PAGE_FILES):
+            return ANYBODY
+        try:
+            caller = await self._gatekeeper.caller_of(scope["headers"])
+        except KeyRefused as error:
+            self._metrics.refused(f"key_{error.fault}")
+            raise
+        caller.require_scope(KeyScope.OPERATE if scope["path"].startswith(_OPERATORS) else KeyScope.USE)
+        return caller
+
     async def _read(self, scope: Scope, receive: Receive) -> bytes | ApiError | None:
         """The whole body; a failure if it or all of them together are too large, None if the client left."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
             return _too_large()
-        user = user_of(scope["client"][0] if scope.get("client") else None)
+        caller: Caller = scope["state"]["caller"]
+        user = caller.user or user_of(scope["client"][0] if scope.get("client") else None)
         body = bytearray()
         held = 0
         try:

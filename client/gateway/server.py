@@ -8,15 +8,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, cast
 
 import typer
 import uvicorn
 
-from molink.client.gateway.app import create_app
+from molink.client.gateway.accounts.gatekeeper import Gatekeeper
+from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -98,13 +100,27 @@ class Server(uvicorn.Server):
         self._connections.abort_all()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a gateway serves: what its operator decided."""
+
+    max_requests: int
+    """Generations at once."""
+    waiting_s: float
+    """Longest wait of a request for its turn."""
+    hosts: tuple[str, ...] = ()
+    """Names that a request's Host header may have, beside localhost and addresses."""
+    origins: tuple[str, ...] = ()
+    """Of web pages that browsers let use it (CORS)."""
+    invites: tuple[str, ...] = ()
+    """Addresses of peers that the page shows to everybody who may join."""
+
+
 async def serve_app(
     swarm: ServingSwarm,
     listener: socket.socket,
-    *,
-    max_requests: int,
-    hosts: Collection[str],
-    invites: Sequence[str] = (),
+    gatekeeper: Gatekeeper,
+    serving: Serving,
 ) -> None:
     """Serves the swarm on the socket until a signal comes."""
     connections = Connections(most_connections(_raised_descriptors()))
@@ -112,11 +128,14 @@ async def serve_app(
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
     app = create_app(
         swarm,
-        max_requests=max_requests,
-        allowed_hosts=hosts,
+        max_requests=serving.max_requests,
+        waiting_s=serving.waiting_s,
+        allowed_hosts=serving.hosts,
+        gatekeeper=gatekeeper,
         make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
-        invites=invites,
+        invites=serving.invites,
     )
+    add_origins(app, serving.origins)
     await Server(server_config(app, connections), app.state.gateway, connections).serve(sockets=[listener])
     _end_process_within(ENDS_AFTER_S)
 

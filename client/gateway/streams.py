@@ -1,7 +1,7 @@
 """Several generations at once for one request, ended as soon as the client is gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -33,6 +33,7 @@ class Choices:
         self._queue: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue(QUEUED_PIECES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(streams)
+        self._on_piece: Callable[[int, TextPiece], None] = lambda _, __: None
 
     @property
     def count(self) -> int:
@@ -54,6 +55,10 @@ class Choices:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def watch(self, on_piece: Callable[[int, TextPiece], None]) -> None:
+        """Has somebody told of each piece and its choice's number as it comes; before anything has begun."""
+        self._on_piece = on_piece
 
     async def next(self) -> tuple[int, TextPiece]:
         """The next piece and the number of its choice; not to be asked for after the last.
@@ -82,6 +87,7 @@ class Choices:
                 await self._begun[first].wait()
             async for piece in stream:
                 self._begun[choice].set()
+                self._on_piece(choice, piece)
                 await self._queue.put((choice, piece))
                 if piece.finish_reason is not None:
                     return

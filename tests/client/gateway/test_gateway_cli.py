@@ -122,6 +122,17 @@ def test_it_answers_to_the_names_that_its_operator_allows() -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 421]
 
 
+@pytest.mark.full
+def test_who_says_public_serves_other_machines_without_keys_and_is_told_so() -> None:
+    with running("--host", "0.0.0.0", "--port", "0", "--public") as (process, line):  # noqa: S104
+        assert httpx.get(
+            f"http://127.0.0.1:{line.split(':')[-1].strip()}/v1/models", timeout=DEADLINE_S
+        ).is_success
+        process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert err == "There are no keys: whoever reaches 0.0.0.0 may use this gateway.\n"
+
+
 def test_ctrl_c_is_no_failure() -> None:
     with running("--port", "0") as (process, line):
         assert line.startswith("Listening on")

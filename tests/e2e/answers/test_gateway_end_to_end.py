@@ -39,11 +39,14 @@ MESSAGES = [{"role": "user", "content": "What light through yonder window breaks
 
 
 @pytest.fixture(scope="module")
-async def client(wide_swarm: LocalSwarm) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(
+    wide_swarm: LocalSwarm, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[openai.AsyncOpenAI]:
     """Peers, one `molink-gateway`, and whoever knows nothing but its address."""
     gateway = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from molink.client.gateway.cli import main; main()",
         "--port", "0", "--initial-peers", wide_swarm.addresses[0],
+        "--state-dir", str(tmp_path_factory.mktemp("gateway")),
         stdout=asyncio.subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
         creationflags=subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0,
     )  # fmt: skip

@@ -4,8 +4,10 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +24,8 @@ from molink.client.api.generation import (
     TokenLogprob,
 )
 from molink.client.api.running_sessions import REQUEST_TAG
-from molink.client.gateway.app import create_app
+from molink.client.gateway.accounts.opening import opened_accounts
+from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.server import Server, server_config
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
@@ -235,15 +238,34 @@ def gateway(
     max_requests: int = 64,
     waiting_s: float = 0.1,
     connections: Connections | None = None,
+    accounts: tuple[str | None, Path] | None = None,
+    allowed_origins: Sequence[str] = (),
     invites: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The URL of a gateway that serves `swarm`."""
+    """The URL of a gateway that serves `swarm`. `accounts`: its database and state directory, as `opened_accounts` has
+    them."""
+    known = connections or Connections()
+    made: Future[_Announcing] = Future()
+
+    async def serve(listener: socket.socket) -> None:
+        async with AsyncExitStack() as stack:
+            opened = None if accounts is None else await stack.enter_async_context(opened_accounts(*accounts))
+            app = create_app(
+                swarm,
+                max_requests=max_requests,
+                waiting_s=waiting_s,
+                gatekeeper=opened,
+                invites=invites,
+            )
+            add_origins(app, allowed_origins)
+            server = _Announcing(server_config(app, known), app, known)
+            made.set_result(server)
+            await server.serve(sockets=[listener])
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(swarm, max_requests=max_requests, waiting_s=waiting_s, invites=invites)
-        known = connections or Connections()
-        server = _Announcing(server_config(app, known), app, known)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)))
         thread.start()
+        server = made.result(DEADLINE_S)
         try:
             assert server.listening.wait(DEADLINE_S)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

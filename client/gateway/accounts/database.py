@@ -1,0 +1,185 @@
+"""The gateway's database: SQLite in a file, or PostgreSQL. Every transaction has a deadline and one kind of failure."""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, ColumnElement, Float, Table, event, func, literal, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from molink.client.gateway.accounts.errors import AccountsUnavailable, DatabaseUnusable, InvalidDatabaseUrl
+from molink.client.gateway.accounts.migrations.migrating import LATEST, migrate
+
+FILE_NAME: Final = "gateway.db"
+ANSWERS_WITHIN_S: Final = 3.0
+OPENS_WITHIN_S: Final = 30.0
+CONNECTIONS: Final = 4
+"""To PostgreSQL."""
+_DRIVERS: Final = {
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",
+    "postgresql+asyncpg": "postgresql+asyncpg",
+    "sqlite": "sqlite+aiosqlite",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+}
+_log = logging.getLogger(__name__)
+
+
+class Database:
+    """Database: transactions, and what differs between PostgreSQL and SQLite."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        own = _driver_failures(engine)
+        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, TimeoutError, *own)
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self._engine.dialect.name == "postgresql"
+
+    @asynccontextmanager
+    async def transaction(self, within_s: float = ANSWERS_WITHIN_S) -> AsyncIterator[AsyncConnection]:
+        """A transaction that is committed at the end. SQLite has one at a time, of all processes.
+
+        Raises:
+            AccountsUnavailable: the database cannot be reached, or not in time; nothing is committed, as far as known.
+        """
+        try:
+            async with asyncio.timeout(within_s), self._engine.begin() as connection:
+                yield connection
+        except self._failures as error:
+            raise AccountsUnavailable(_reason(error)) from error
+
+    def now_s(self) -> ColumnElement[float]:
+        """Returns the time as an expression: PostgreSQL's own, since gateways' clocks differ; else this machine's."""
+        if self.is_postgresql:
+            return func.extract("epoch", func.clock_timestamp()).cast(Float(53))
+        return literal(time.time())
+
+    def insert(self, table: Table) -> "postgresql.Insert | sqlite.Insert":
+        """Returns an INSERT that can say what happens where there is such a row."""
+        return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)
+
+
+@asynccontextmanager
+async def opened_database(url: str | None, folder: Path, revision: str = LATEST) -> AsyncIterator[Database]:
+    """Opens the database and brings it to a revision.
+
+    Args:
+        url: of PostgreSQL or SQLite; None: the file in the folder, which is made.
+        folder: state directory of the gateway.
+        revision: the newest one, unless told.
+
+    Raises:
+        DatabaseUnusable: it cannot be reached, is newer than this program, or is none.
+    """
+    where = _checked_url(url, folder)
+    if where.get_backend_name() == "sqlite":
+        await asyncio.to_thread(_try_file, where)
+    engine = _engine_for(where)
+    database = Database(engine)
+    try:
+        try:
+            async with database.transaction(OPENS_WITHIN_S) as connection:
+                await connection.run_sync(migrate, revision)
+        except AccountsUnavailable as error:
+            raise _unusable(where, str(error)) from error
+        yield database
+    finally:
+        await engine.dispose()
+
+
+def _checked_url(url: str | None, folder: Path) -> URL:
+    if url is None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / FILE_NAME).touch(mode=0o600)
+        except OSError as error:
+            raise DatabaseUnusable(
+                f"the state directory {folder} cannot be used ({error.strerror or error}): choose another one with "
+                "--state-dir, or name a database with --database"
+            ) from error
+        return URL.create("sqlite+aiosqlite", database=str(folder / FILE_NAME))
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername not in _DRIVERS or not parsed.database:
+        raise InvalidDatabaseUrl(
+            "--database takes postgresql://USER:PASSWORD@HOST/NAME or sqlite:///PATH: write it so, or leave it out for "
+            "a file in the state directory"
+        )
+    return parsed.set(drivername=_DRIVERS[parsed.drivername])
+
+
+def _try_file(url: URL) -> None:
+    """Opens SQLite's file once and closes it: where that fails, aiosqlite leaves a thread that writes to stderr."""
+    try:
+        with closing(sqlite3.connect(url.database or "", timeout=OPENS_WITHIN_S)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise _unusable(url, str(error)) from error
+
+
+def _unusable(url: URL, reason: str) -> DatabaseUnusable:
+    shown = url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+    return DatabaseUnusable(
+        f"the database {shown} cannot be used ({reason}): start it or mend it, or name another with --database"
+    )
+
+
+def _engine_for(url: URL) -> AsyncEngine:
+    common: dict[str, Any] = {"max_overflow": 0, "hide_parameters": True}
+    if url.get_backend_name() == "postgresql":
+        connect = {"timeout": ANSWERS_WITHIN_S, "command_timeout": OPENS_WITHIN_S}
+        return create_async_engine(
+            url, pool_size=CONNECTIONS, pool_pre_ping=True, connect_args=connect, **common
+        )
+    # SQLite has one transaction at a time. Who waits for a connection has it in turn; who waits for the file, by luck.
+    engine = create_async_engine(url, pool_size=1, **common)
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - SQLAlchemy's adapter
+    """Readers do not wait for writers, and writers wait for each other. Transactions are begun below, tables' too."""
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        f"busy_timeout = {round(1000 * ANSWERS_WITHIN_S)}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's connection
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _driver_failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
+    """What a driver raises on its own: SQLAlchemy does not wrap what happens while a connection is made."""
+    if engine.dialect.name != "postgresql":
+        return (sqlite3.Error,)
+    import asyncpg
+
+    return (asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, in a few words without statements."""
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause).splitlines()[0].rpartition(">: ")[2] if str(cause) else type(cause).__name__
