@@ -7,7 +7,7 @@ token the running epoch ends, and the next one begins behind it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
 from molink.client.circuit import circuit_core as core
@@ -16,7 +16,12 @@ from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
 from molink.client.circuit.reserving import HopRefused, Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
-from molink.client.circuit.session_request import SessionRequest, describe_session, needs_history
+from molink.client.circuit.session_request import (
+    SessionRequest,
+    describe_session,
+    further_blocks,
+    needs_history,
+)
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
@@ -25,7 +30,6 @@ from molink.client.epochs.session_tokens import SessionTokens
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
-from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import Span
 
 RENEW_EVERY_S = 8.0
@@ -384,20 +388,13 @@ class ClientSession:
         """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
         key = self._circuit_builder.prefix_key
         is_nameless = self.log.is_nameless or self.log.recovering is not None
-        further = b"" if is_nameless else _further_blocks(self._tokens.history, self._template, key)
+        further = b"" if is_nameless else further_blocks(self._tokens.history, self._template, key)
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
         valid_tokens = len(self._tokens.history) - 1
         for peer_id, descriptor in self._kept.take_all_but(peer_ids):
             link = self._circuit_builder.connection.links.find(peer_id)
             if link is not None:
                 release(link, descriptor, further, valid_tokens)
-
-
-def _further_blocks(history: Sequence[int], template: pb.SessionDescriptor, key: bytes) -> bytes:
-    """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat begins
-    with them."""
-    named = len(template.prefix_blocks) // NAME_BYTES
-    return b"".join(block_names(history, key)[named:MAX_PREFIX_BLOCKS])
 
 
 def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:

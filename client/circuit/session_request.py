@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from molink.client.errors import InvalidRequest
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
-from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, block_names
+from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import GRAMMARS, PENALTIES, ModelSpec, SamplingParams
 
 
@@ -59,6 +59,13 @@ def needed_ability(sampling: pb.Sampling) -> str:
     if sampling.HasField("grammar"):
         return GRAMMARS
     return PENALTIES if needs_history(sampling) or sampling.min_p or sampling.min_tokens else ""
+
+
+def further_blocks(history: Sequence[int], template: pb.SessionDescriptor, prefix_key: bytes) -> bytes:
+    """Returns the names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a
+    chat begins with them."""
+    named = len(template.prefix_blocks) // NAME_BYTES
+    return b"".join(block_names(history, prefix_key)[named:MAX_PREFIX_BLOCKS])
 
 
 def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
