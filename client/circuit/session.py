@@ -27,10 +27,9 @@ from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStre
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
 from molink.client.epochs.session_log import HopLost, HopRecovery, SessionLog
 from molink.client.epochs.session_tokens import SessionTokens
-from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable, as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.planner import Route
-from molink.shards.spec import Span
 
 RENEW_EVERY_S = 8.0
 SPARE_EVENTS = 8
@@ -295,7 +294,7 @@ class ClientSession:
         try:
             await self._begin(asked, seized)
         except (NoCircuit, SwarmUnavailable) as error:
-            raise _lost(loss, left, span, error) from error
+            raise loss.not_replaced(left, span, core.RECOVERY_S, error) from error
 
     def _seize(self, asked: core.Seize, run: RunningCircuit) -> PlannedRoute:
         """The circuit with the standby in the lost hop's place, or the hop that was to be left for the lost one."""
@@ -395,11 +394,3 @@ class ClientSession:
             link = self._circuit_builder.connection.links.find(peer_id)
             if link is not None:
                 release(link, descriptor, further, valid_tokens)
-
-
-def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:
-    return PeerLost(
-        left,
-        span,
-        f"{loss.detail}; no circuit took its place within {core.RECOVERY_S:g} s: {error}",
-    )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.errors import PeerLost, SwarmError
 from molink.routing.routes.planner import Route
 from molink.shards.spec import Span
 
@@ -20,6 +21,12 @@ class HopLost:
     detail: str
     accuser: str = ""
     """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
+
+    def not_replaced(self, left: str, span: Span | None, within_s: float, error: SwarmError) -> PeerLost:
+        """Makes the error of a session that found no other circuit without the peer that was `left` out."""
+        return PeerLost(
+            left, span, f"{self.detail}; no circuit took its place within {within_s:g} s: {error}"
+        )
 
 
 @dataclass(slots=True)
