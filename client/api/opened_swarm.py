@@ -5,7 +5,7 @@ import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,36 @@ async def open_swarm(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
+    return _opened(options, connection, access, text, tokenizer)
+
+
+async def open_beside(
+    opened: OpenedSwarm, model: str, text_work: OpenTextWork | None, stack: AsyncExitStack
+) -> OpenedSwarm:
+    """Opens another model of the same swarm, over the same connection; what belongs to the model is closed by `stack`.
+
+    Raises:
+        SwarmUnavailable: no peer hands out the model's description.
+        ModelNotFound: neither the swarm nor this machine has the model.
+    """
+    connection, options = (
+        opened.connection,
+        replace(opened.options, model=model, dtype=None, quantization=None),
+    )
+    async with AsyncExitStack() as opening:
+        access = await open_model(connection, model, None, None, report=options.report)
+        text, tokenizer = await _open_tokenizer(access, text_work, opening)
+        stack.push_async_exit(opening.pop_all())
+    return _opened(options, connection, access, text, tokenizer)
+
+
+def _opened(
+    options: SwarmOptions,
+    connection: SwarmConnection,
+    access: ResolvedModel,
+    text: TextWork,
+    tokenizer: Tokenizer,
+) -> OpenedSwarm:
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
     running = RunningSessions()
     overview = SwarmOverview(access.spec, connection.snapshot, running, builder.quarantine)

@@ -2,13 +2,21 @@
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
-from molink.client.api.opened_swarm import Messages, OpenedSwarm, Prompt, SwarmOptions, Tools, open_swarm
+from molink.client.api.opened_swarm import (
+    Messages,
+    OpenedSwarm,
+    Prompt,
+    SwarmOptions,
+    Tools,
+    open_beside,
+    open_swarm,
+)
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
@@ -105,6 +113,25 @@ class AsyncSwarm:
         """The models that peers of this swarm serve now."""
         served = {view.facts.model.model_hash: view.facts.model for view in self.connection.snapshot()}
         return tuple(served[model_hash] for model_hash in sorted(served))
+
+    @asynccontextmanager
+    async def beside(self, model: str) -> AsyncGenerator["AsyncSwarm", None]:
+        """Another model of the same swarm, over the same connection; open no longer than this one.
+
+        Args:
+            model: as for the class.
+
+        Raises:
+            ModelNotFound: neither the swarm nor this machine has it.
+            SwarmUnavailable: no peer hands out its description.
+        """
+        async with AsyncExitStack() as stack:
+            other = AsyncSwarm(model)
+            other._opened = await open_beside(self._open(), model, self.text_work, stack)
+            try:
+                yield other
+            finally:
+                other._opened = None
 
     async def generate(
         self,

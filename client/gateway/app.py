@@ -17,11 +17,12 @@ from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
 from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import HANDLED, MESSAGES, on_error
-from molink.client.gateway.generating import Gateway, ServingSwarm
+from molink.client.gateway.generating import Gateway
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.page.routes import add_page
 from molink.client.gateway.page.swarm_feed import SwarmFeed
+from molink.client.gateway.served_models import ServedModels
 from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
 
@@ -39,7 +40,7 @@ MOST_USAGE_DAYS: Final = 366
 
 
 def create_app(
-    swarm: ServingSwarm,
+    models: ServedModels,
     *,
     max_requests: int = MAX_REQUESTS,
     allowed_hosts: Collection[str] = (),
@@ -51,7 +52,7 @@ def create_app(
     """The application; its `state.gateway` is told when to stop.
 
     Args:
-        swarm: opened and closed by the caller.
+        models: those that may be asked for; closed by the caller, who also opens and closes the first one.
         max_requests: generations that run at once.
         allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
         waiting_s: longest wait of a request for its turn.
@@ -63,8 +64,8 @@ def create_app(
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
-    feed = SwarmFeed(swarm, invites)
-    gateway = app.state.gateway = Gateway(swarm, metrics, slots, feed, gatekeeper)
+    feed = SwarmFeed(models.first, invites)
+    gateway = app.state.gateway = Gateway(models, metrics, slots, feed, gatekeeper)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(
         RequestMiddleware, gatekeeper=gatekeeper, metrics=metrics, allowed_hosts=names, paths=WITH_BODIES
@@ -96,11 +97,11 @@ def add_origins(app: FastAPI, origins: Collection[str]) -> None:
 def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": gateway.models(request.state.caller)}
+        return {"object": "list", "data": await gateway.models(request.state.caller)}
 
     @app.get("/v1/models/{model:path}")
     async def one_model(model: str, request: Request) -> dict[str, Any]:
-        served = gateway.models(request.state.caller)
+        served = await gateway.models(request.state.caller)
         for entry in served:
             if model in (entry["id"], entry["model_hash"]):
                 return entry
@@ -137,18 +138,18 @@ def _add_anthropic(app: FastAPI, gateway: Gateway) -> None:
         return await gateway.message(body, request)
 
     @app.post(COUNT_TOKENS)
-    async def count_tokens(body: CountRequest) -> dict[str, Any]:
-        return await gateway.count_tokens(body)
+    async def count_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
+        return await gateway.count_tokens(body, request.state.caller)
 
 
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post(TOKENIZE)
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        return await gateway.tokenize(body)
+    async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        return await gateway.tokenize(body, request.state.caller)
 
     @app.post(DETOKENIZE)
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        return gateway.detokenize(body)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        return await gateway.detokenize(body, request.state.caller)
 
 
 def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:

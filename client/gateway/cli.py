@@ -79,6 +79,14 @@ def serve(
             help="Address of a peer that the page shows to all, in the command that joins. Repeat it for several.",
         ),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODEL",
+            help="Further name under which a model may be asked for, such as gpt-4o=molink/tiny-shakespeare; repeat "
+            "it for several.",
+        ),
+    ] = None,
     queue_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
@@ -96,8 +104,9 @@ def serve(
     debug: commands.Debug = False,
     _version: commands.Version = False,
 ) -> None:
-    """Serve a swarm's model over HTTP, to any OpenAI client.
+    """Serve a swarm's models over HTTP, to any OpenAI or Anthropic client.
 
+    Without --model, each model that peers of the swarm serve may be asked for; with it, that one.
     Serves until Ctrl-C, which lets running answers go on for up to 10 s; a second one does not. Where the swarm is:
     --initial-peers, else MOLINK_INITIAL_PEERS, else the configuration file. As soon as there is a key, every request
     needs one.
@@ -112,6 +121,8 @@ def serve(
         "hosts": (host, *(allow_host or ())),
         "origins": tuple(map(_origin, allow_origin or ())),
         "invites": _checked_invites(invite or ()),
+        "all_models": model is None,
+        "aliases": _checked_aliases(alias or ()),
     }
     try:
         listener = _listen(host, port)
@@ -142,6 +153,17 @@ def _listen(host: str, port: int) -> socket.socket:
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     return socket.create_server(address[:2], family=family)
+
+
+def _checked_aliases(given: Sequence[str]) -> dict[str, str]:
+    """Models by the further names that they are to have."""
+    aliases: dict[str, str] = {}
+    for one in given:
+        name, separator, model = (part.strip() for part in one.partition("="))
+        if not (name and separator and model) or name in aliases:
+            raise CommandFailed(f"--alias takes NAME=MODEL, each name once, not {one!r}", EXIT_USAGE)
+        aliases[name] = model
+    return aliases
 
 
 def _checked_invites(addresses: Sequence[str]) -> tuple[str, ...]:

@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
-from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
+from molink.client.errors import InvalidRequest, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
 from molink.client.gateway.accounts.errors import QuotaExceeded
 from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
@@ -25,14 +25,14 @@ from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
 from molink.client.gateway.metrics import Metrics
-from molink.client.gateway.page.swarm_feed import SwarmFeed, WatchedSwarm
+from molink.client.gateway.page.swarm_feed import SwarmFeed
+from molink.client.gateway.served_models import ServedModels
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.client.gateway.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.shards.spec import ModelSpec, SamplingParams
 
-FORMATION_TIMEOUT_S: Final = 30.0
-"""For so long a request waits for a circuit."""
 UNSERVED_S: Final = 3.0
 """For so long it waits where no peer is known that serves the model."""
 LOOKS_EVERY_S: Final = 0.5
@@ -45,53 +45,13 @@ SHARED_PROMPT_BYTES: Final = 512
 """Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
 
 
-class ServingSwarm(WatchedSwarm, Protocol):
-    """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
-
-    @property
-    def model(self) -> ModelSpec: ...
-
-    @property
-    def is_served(self) -> bool: ...
-
-    def stream_events(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        params: SamplingParams | None = None,
-        timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[TextPiece]: ...
-
-    def stream_chat_events(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[TextPiece]: ...
-
-    async def tokenize(self, text: str) -> tuple[int, ...]: ...
-
-    async def tokenize_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]: ...
-
-    def detokenize(self, token_ids: Sequence[int]) -> str: ...
-
-
 class Gateway:
     """The routes' work, and what of it is under way."""
 
     def __init__(
-        self, swarm: ServingSwarm, metrics: Metrics, slots: Slots, feed: SwarmFeed, gatekeeper: Gatekeeper
+        self, models: ServedModels, metrics: Metrics, slots: Slots, feed: SwarmFeed, gatekeeper: Gatekeeper
     ) -> None:
-        self._swarm = swarm
+        self._models = models
         self._gatekeeper = gatekeeper
         self._feed = feed
         self._metrics = metrics
@@ -109,47 +69,36 @@ class Gateway:
         for choices in tuple(self._running):
             choices.fail(GatewayStopping())
 
-    def models(self, caller: Caller) -> list[dict[str, Any]]:
+    async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """The models that the caller can ask for here, in OpenAI's shape."""
-        spec = self._swarm.model
-        if not caller.may_use(spec):
-            return []
-        return [
-            {
-                "id": spec.name,
-                "object": "model",
-                "created": self._since,
-                "owned_by": "swarm",
-                "context_length": spec.context_length,
-                "model_hash": spec.model_hash,
-            }
-        ]
+        about = {"object": "model", "created": self._since, "owned_by": "swarm"}
+        return [about | entry for entry in await self._models.listed(caller)]
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        _require_model(self._swarm.model, body.model)
+        swarm = await self._models.get(body.model, request.state.caller)
         prompts = body.prompts
         for prompt in prompts:
             if isinstance(prompt, str):
-                _require_possible(len(prompt.encode(errors="replace")), self._swarm.model, "prompt")
+                _require_possible(len(prompt.encode(errors="replace")), swarm.model, "prompt")
         jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
         echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
-        answer = CompletionAnswer(self._swarm.model, body.choices, echoes, with_usage=body.include_usage)
+        answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
         streams = [
-            self._swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
             for prompt, params in jobs
         ]
         is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
         choices = Choices(streams, body.choices if is_long else 1)
         estimates = [estimated_tokens(prompt) for prompt in prompts]
-        admitted = await self._admit(request, estimates, [params for _, params in jobs])
-        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+        admitted = await self._admit(request, swarm.model, estimates, [params for _, params in jobs])
+        return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        _require_model(self._swarm.model, body.model)
+        swarm = await self._models.get(body.model, request.state.caller)
         answer = ChatAnswer(
-            self._swarm.model,
+            swarm.model,
             body.choices,
             stream=bool(body.stream),
             with_usage=body.include_usage,
@@ -157,46 +106,45 @@ class Gateway:
         )
         params = [body.params(choice) for choice in range(body.choices)]
         chat = body.chat()
-        choices = self._chat_choices(chat, params, "messages")
-        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
-        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+        choices = _chat_choices(swarm, chat, params, "messages")
+        admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
-        _require_model(self._swarm.model, body.model)
+        swarm = await self._models.get(body.model, request.state.caller)
         chat, params = body.chat(), [body.params()]
-        choices = self._chat_choices(chat, params, "input")
-        answer = ResponseAnswer(self._swarm.model, body)
-        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
-        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+        choices = _chat_choices(swarm, chat, params, "input")
+        answer = ResponseAnswer(swarm.model, body)
+        admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def message(self, body: MessageRequest, request: Request) -> Response:
         """POST /v1/messages."""
-        _require_model(self._swarm.model, body.model)
+        swarm = await self._models.get(body.model, request.state.caller)
         chat, params = body.chat(), [body.params()]
-        choices = self._chat_choices(chat, params, "messages")
-        prompt_tokens = len(await self._chat_tokens(chat)) if body.stream else 0
-        answer = MessageAnswer(self._swarm.model, prompt_tokens, body.most_calls)
-        admitted = await self._admit(request, [tokens_of_bytes(chat.text_bytes)], params)
-        return await self._answer(request, admitted, answer, choices, stream=bool(body.stream))
+        choices = _chat_choices(swarm, chat, params, "messages")
+        prompt_tokens = len(await _chat_tokens(swarm, chat)) if body.stream else 0
+        answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
+        admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
+        return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
-    async def count_tokens(self, body: CountRequest) -> dict[str, Any]:
+    async def count_tokens(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
         """POST /v1/messages/count_tokens."""
-        _require_model(self._swarm.model, body.model)
-        return {"input_tokens": len(await self._chat_tokens(body.chat()))}
+        swarm = await self._models.get(body.model, caller)
+        return {"input_tokens": len(await _chat_tokens(swarm, body.chat()))}
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
         """POST /tokenize."""
-        if body.model is not None:
-            _require_model(self._swarm.model, body.model)
-        chat, spec = body.chat(), self._swarm.model
+        swarm = await self._asked_or_first(body.model, caller)
+        chat, spec = body.chat(), swarm.model
         if chat is not None:
-            tokens = await self._chat_tokens(chat)
+            tokens = await _chat_tokens(swarm, chat)
         else:
             text = body.prompt or ""
             _require_possible(len(text.encode(errors="replace")), spec, "prompt")
-            tokens = await self._swarm.tokenize(text)
-        texts = [self._swarm.detokenize((token,)) for token in tokens] if body.return_token_strs else None
+            tokens = await swarm.tokenize(text)
+        texts = [swarm.detokenize((token,)) for token in tokens] if body.return_token_strs else None
         return {
             "count": len(tokens),
             "max_model_len": spec.context_length,
@@ -204,16 +152,15 @@ class Gateway:
             "token_strs": texts,
         }
 
-    def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> dict[str, Any]:
         """POST /detokenize."""
-        if body.model is not None:
-            _require_model(self._swarm.model, body.model)
-        return {"prompt": self._swarm.detokenize(body.tokens)}
+        swarm = await self._asked_or_first(body.model, caller)
+        return {"prompt": swarm.detokenize(body.tokens)}
 
     async def is_ready(self) -> ApiError | None:
         """None if a circuit could be formed now, else why not."""
         try:
-            snapshot = await self._swarm.snapshot()
+            snapshot = await self._models.first.snapshot()
         except SwarmError as error:
             return failure_of(error)
         if snapshot.get("ready", bool(snapshot.get("peers"))):
@@ -221,8 +168,11 @@ class Gateway:
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
         return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
 
+    async def _asked_or_first(self, model: str | None, caller: Caller) -> ServingSwarm:
+        return await self._models.get(self._models.first.model.name if model is None else model, caller)
+
     async def _admit(
-        self, request: Request, prompts: Sequence[int], asked: Sequence[SamplingParams]
+        self, request: Request, spec: ModelSpec, prompts: Sequence[int], asked: Sequence[SamplingParams]
     ) -> AdmittedRequest:
         """Lets the request in as far as its key goes; `_answer` ends it. A prompt, of which there is an estimate of its
         tokens, counts once, however many choices it has."""
@@ -231,36 +181,22 @@ class Gateway:
         caller: Caller = request.state.caller
         new_tokens = max(params.max_new_tokens for params in asked)
         try:
-            admitted = await self._gatekeeper.admit(caller, self._swarm.model, estimates, new_tokens)
+            admitted = await self._gatekeeper.admit(caller, spec, estimates, new_tokens)
         except QuotaExceeded as error:
             self._metrics.refused(error.kind)
             raise
         request.state.rate_limits = admitted.headers()
         return admitted
 
-    def _chat_choices(self, chat: ChatInput, params: Sequence[SamplingParams], parameter: str) -> Choices:
-        """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
-        _require_possible(chat.text_bytes, self._swarm.model, parameter)
-        streams = [
-            self._swarm.stream_chat_events(
-                chat.messages,
-                tools=chat.tools,
-                chat_template_kwargs=chat.variables,
-                params=one,
-                timeout_s=FORMATION_TIMEOUT_S,
-            )
-            for one in params
-        ]
-        return Choices(streams, len(params) if chat.text_bytes >= SHARED_PROMPT_BYTES else 1)
-
-    async def _chat_tokens(self, chat: ChatInput) -> tuple[int, ...]:
-        _require_possible(chat.text_bytes, self._swarm.model, "messages")
-        return await self._swarm.tokenize_chat(
-            chat.messages, tools=chat.tools, chat_template_kwargs=chat.variables
-        )
-
     async def _answer(
-        self, request: Request, admitted: AdmittedRequest, answer: Answer, choices: Choices, *, stream: bool
+        self,
+        request: Request,
+        swarm: ServingSwarm,
+        admitted: AdmittedRequest,
+        answer: Answer,
+        choices: Choices,
+        *,
+        stream: bool,
     ) -> Response:
         caller: Caller = request.state.caller
         user = caller.user or user_of(request.client.host if request.client else None)
@@ -274,43 +210,19 @@ class Gateway:
                 self._running.add(choices)
                 stack.callback(self._running.discard, choices)
                 if not stream:
-                    generations = await until_gone(request.receive, self._collect(choices))
+                    generations = await until_gone(request.receive, self._collect(swarm, choices))
                     return JSONResponse(answer.whole(generations))
                 # The first piece decides whether the answer is a stream or an error with its own status.
-                items = self._items(choices)
+                items = _items(swarm, choices)
                 first = await until_gone(request.receive, _next(items))
             except ClientGone:
                 return Response(status_code=499)
             kept = stack.pop_all()
         return EventStream(self._events(kept, items, first, answer, choices.count))
 
-    async def _items(self, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
-        """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
-        nobody serves the model, nobody waits for a circuit."""
-        clock = asyncio.get_running_loop().time
-        waited_s = last_served_s = clock()
-        begun = False
-        while choices.left:
-            try:
-                async with asyncio.timeout(LOOKS_EVERY_S) as look:
-                    item = await choices.next()
-            except TimeoutError:
-                if not look.expired():
-                    raise
-                if begun or self._swarm.is_served:
-                    last_served_s = clock()
-                elif clock() - last_served_s > UNSERVED_S:
-                    raise SwarmUnavailable("no peer serves the model") from None
-                if clock() - waited_s >= OPENS_AFTER_S:
-                    waited_s = clock()
-                    yield None
-                continue
-            begun, waited_s = True, clock()
-            yield item
-
-    async def _collect(self, choices: Choices) -> list[Generation]:
+    async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
-        async for item in self._items(choices):
+        async for item in _items(swarm, choices):
             if item is not None:
                 self._note(generations, *item)
         return [generations[choice] for choice in range(choices.count)]
@@ -357,9 +269,52 @@ class Gateway:
         self._metrics.generated(piece.generation)
 
 
-def _require_model(spec: ModelSpec, model: str) -> None:
-    if model not in (spec.name, spec.model_hash):
-        raise ModelNotFound(model, f"this gateway serves {spec.name}")
+async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
+    """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
+    nobody serves the model, nobody waits for a circuit."""
+    clock = asyncio.get_running_loop().time
+    waited_s = last_served_s = clock()
+    begun = False
+    while choices.left:
+        try:
+            async with asyncio.timeout(LOOKS_EVERY_S) as look:
+                item = await choices.next()
+        except TimeoutError:
+            if not look.expired():
+                raise
+            if begun or swarm.is_served:
+                last_served_s = clock()
+            elif clock() - last_served_s > UNSERVED_S:
+                raise SwarmUnavailable("no peer serves the model") from None
+            if clock() - waited_s >= OPENS_AFTER_S:
+                waited_s = clock()
+                yield None
+            continue
+        begun, waited_s = True, clock()
+        yield item
+
+
+def _chat_choices(
+    swarm: ServingSwarm, chat: ChatInput, params: Sequence[SamplingParams], parameter: str
+) -> Choices:
+    """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
+    _require_possible(chat.text_bytes, swarm.model, parameter)
+    streams = [
+        swarm.stream_chat_events(
+            chat.messages,
+            tools=chat.tools,
+            chat_template_kwargs=chat.variables,
+            params=one,
+            timeout_s=FORMATION_TIMEOUT_S,
+        )
+        for one in params
+    ]
+    return Choices(streams, len(params) if chat.text_bytes >= SHARED_PROMPT_BYTES else 1)
+
+
+async def _chat_tokens(swarm: ServingSwarm, chat: ChatInput) -> tuple[int, ...]:
+    _require_possible(chat.text_bytes, swarm.model, "messages")
+    return await swarm.tokenize_chat(chat.messages, tools=chat.tools, chat_template_kwargs=chat.variables)
 
 
 def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:

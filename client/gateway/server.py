@@ -8,9 +8,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -27,7 +27,9 @@ from molink.client.gateway.connections import (
     Connections,
     GatewayConnection,
 )
-from molink.client.gateway.generating import Gateway, ServingSwarm
+from molink.client.gateway.generating import Gateway
+from molink.client.gateway.served_models import ServedModels
+from molink.client.gateway.swarm_protocol import ServingSwarm
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""
@@ -114,6 +116,10 @@ class Serving:
     """Of web pages that browsers let use it (CORS)."""
     invites: tuple[str, ...] = ()
     """Addresses of peers that the page shows to everybody who may join."""
+    all_models: bool = False
+    """Whether the swarm's other models may be asked for too."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of models."""
 
 
 async def serve_app(
@@ -126,17 +132,19 @@ async def serve_app(
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
-    app = create_app(
-        swarm,
-        max_requests=serving.max_requests,
-        waiting_s=serving.waiting_s,
-        allowed_hosts=serving.hosts,
-        gatekeeper=gatekeeper,
-        make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
-        invites=serving.invites,
-    )
-    add_origins(app, serving.origins)
-    await Server(server_config(app, connections), app.state.gateway, connections).serve(sockets=[listener])
+    async with ServedModels(swarm, others=serving.all_models, aliases=serving.aliases) as models:
+        app = create_app(
+            models,
+            max_requests=serving.max_requests,
+            waiting_s=serving.waiting_s,
+            allowed_hosts=serving.hosts,
+            gatekeeper=gatekeeper,
+            make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
+            invites=serving.invites,
+        )
+        add_origins(app, serving.origins)
+        server = Server(server_config(app, connections), app.state.gateway, connections)
+        await server.serve(sockets=[listener])
     _end_process_within(ENDS_AFTER_S)
 
 

@@ -12,6 +12,7 @@ from molink.client.gateway.accounts.key_table import KeyTable
 from molink.client.gateway.accounts.quotas import Quotas
 from molink.client.gateway.accounts.usage_ledger import UsageLedger
 from molink.client.gateway.accounts.usage_store import UsageLine
+from molink.client.gateway.swarm_protocol import AnnouncedModel
 from molink.shards.spec import ModelSpec
 
 MAX_KEY_BYTES: Final = 512
@@ -37,12 +38,12 @@ class Caller:
                 "insufficient_scope",
             )
 
-    def may_use(self, spec: ModelSpec) -> bool:
+    def may_use(self, spec: AnnouncedModel) -> bool:
         """Whether the key may ask for that model."""
         models = () if self.key is None else self.key.limits.models
         return not models or spec.name in models or spec.model_hash in models
 
-    def require_model(self, spec: ModelSpec) -> None:
+    def require_model(self, spec: AnnouncedModel) -> None:
         """Raises `NotPermitted` if the key may not ask for that model."""
         if not self.may_use(spec):
             raise NotPermitted(f"This key may not use the model {spec.name}.", "model_not_allowed", "model")

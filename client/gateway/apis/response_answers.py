@@ -154,7 +154,7 @@ def _head(spec: ModelSpec, asked: ResponseRequest) -> Json:
         "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": asked.text_format.plain()},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [tool.model_dump() for tool in asked.tools or ()],
         "top_logprobs": asked.top_logprobs or 0,

@@ -16,6 +16,7 @@ from molink.client.gateway.apis.chat_input import (
     offered,
 )
 from molink.client.gateway.apis.openai import CHAT_TOKENS
+from molink.shards.grammar import Grammar, GrammarError
 from molink.shards.spec import SamplingError, SamplingParams
 
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
@@ -118,9 +119,38 @@ class ResponseTool(FunctionDescription):
 
 
 class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    """The form of the text: any, a JSON object, or JSON of a schema."""
 
-    type: Literal["text"] = "text"
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Arguments | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _a_schema_has_its_own_type(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema is there with the type json_schema, and with no other")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        """What the text is to follow; None: nothing.
+
+        Raises:
+            InvalidRequest: the schema is too long.
+        """
+        try:
+            if self.schema_ is not None:
+                return Grammar.json_schema(self.schema_)
+            return Grammar.json_object() if self.type == "json_object" else None
+        except GrammarError as error:
+            raise InvalidRequest(f"text.format: {error}", "text.format") from error
+
+    def plain(self) -> dict[str, object]:
+        """As the response repeats it."""
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class TextSettings(BaseModel):
@@ -179,6 +209,12 @@ class ResponseRequest(BaseModel):
             tuple(messages), offered(self.tools, self.tool_choice), self.chat_template_kwargs or {}
         )
 
+    @property
+    def text_format(self) -> TextFormat:
+        """The form of the text that is asked for."""
+        asked = None if self.text is None else self.text.format
+        return asked or TextFormat()
+
     def params(self) -> SamplingParams:
         """How the answer is drawn.
 
@@ -192,6 +228,7 @@ class ResponseRequest(BaseModel):
                 top_p=self.top_p or 1.0,
                 seed=None if self.seed is None else self.seed % 2**64,
                 logprobs=self.top_logprobs or None,
+                grammar=self.text_format.grammar(),
             )
         except SamplingError as error:
             raise InvalidRequest(str(error), error.parameter) from error

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from molink.client.errors import SwarmError
 from molink.client.gateway.apis.answer import ServerSentEvent
 from molink.client.gateway.page.swarm_state import Json, changes, page_state
 from molink.client.gateway.shares import LOCAL
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping
+from molink.client.gateway.swarm_protocol import WatchedSwarm
 
 LOOKS_EVERY_S: Final = 0.25
 """So often circuits are looked at while somebody listens: at most four changes a second are told."""
@@ -25,16 +26,6 @@ QUEUED_EVENTS: Final = 16
 """A listener that lets so many wait has its stream ended, and begins anew with the whole state."""
 _HEARTBEAT: Final = b": still here\n\n"
 _log = logging.getLogger(__name__)
-
-
-class WatchedSwarm(Protocol):
-    """Swarm that can be watched: `AsyncSwarm`."""
-
-    async def snapshot(self) -> dict[str, Any]: ...
-
-    def circuits(self) -> list[dict[str, Any]]: ...
-
-    def time_hops(self, *, wanted: bool) -> None: ...
 
 
 class SwarmFeed:

@@ -142,3 +142,21 @@ async def test_a_client_without_a_copy_gets_the_tokenizer_from_the_peers(
     prompt = references.ids(twins.other, text)
     assert generation.prompt_tokens == len(prompt)
     assert generation.token_ids == references.greedy(twins.other, prompt, NEW_TOKENS)
+
+
+async def test_one_connection_serves_both_models_at_once(twins: Twins, references: References) -> None:
+    prompts = make_prompts()[2:5]
+    async with AsyncSwarm(str(twins.one), initial_peers=twins.swarm.addresses) as one:
+        async with one.beside(str(twins.other)) as other:
+            assert other.connection is one.connection
+            assert other.model.model_hash != one.model.model_hash
+            generations = await asyncio.gather(
+                *(generate(swarm, prompt, NEW_TOKENS) for prompt in prompts for swarm in (one, other))
+            )
+        expected = [
+            references.greedy(folder, prompt, NEW_TOKENS)
+            for prompt in prompts
+            for folder in (twins.one, twins.other)
+        ]
+        assert [generation.token_ids for generation in generations] == expected
+        assert (await generate(one, prompts[0], NEW_TOKENS)).token_ids == expected[0]

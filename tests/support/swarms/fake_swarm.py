@@ -3,9 +3,9 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
+from molink.client.gateway.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -80,6 +81,12 @@ class FakeSwarm:
     is_served: bool = True
     recoveries: tuple[Recovery, ...] = ()
     """Of each generation."""
+    others: "list[FakeSwarm]" = field(default_factory=list)
+    """Other models of it."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of models at the gateway."""
+    opened: list[str] = field(default_factory=list)
+    """Those of them that were asked for, each time that one was opened."""
     finish_reason: FinishReason = "stop"
     stop_string: str | None = None
     cached_tokens: int = 0
@@ -93,7 +100,14 @@ class FakeSwarm:
     times_hops: bool = False
 
     async def models(self) -> tuple[ModelSpec, ...]:
-        return (self.model,)
+        return (self.model, *(one.model for one in self.others))
+
+    @asynccontextmanager
+    async def beside(self, model: str) -> AsyncGenerator["FakeSwarm", None]:
+        self.opened.append(model)
+        if self.error is not None:
+            raise self.error
+        yield next(one for one in self.others if model in (one.model.name, one.model.model_hash))
 
     async def snapshot(self) -> dict[str, Any]:
         return self.state
@@ -250,8 +264,10 @@ def gateway(
     async def serve(listener: socket.socket) -> None:
         async with AsyncExitStack() as stack:
             opened = None if accounts is None else await stack.enter_async_context(opened_accounts(*accounts))
+            served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases)
+            models = await stack.enter_async_context(served)
             app = create_app(
-                swarm,
+                models,
                 max_requests=max_requests,
                 waiting_s=waiting_s,
                 gatekeeper=opened,

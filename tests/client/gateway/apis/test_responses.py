@@ -9,6 +9,7 @@ from openai import BadRequestError, OpenAI
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, error_of, gateway
 
 from molink.client.errors import SwarmUnavailable
+from molink.shards.grammar import Grammar
 
 TOOL: Any = {
     "type": "function",
@@ -87,6 +88,22 @@ def test_events_come_in_order_and_make_up_the_whole(client: OpenAI, swarm: FakeS
     assert (call.name, call.arguments) == ("weather", '{"city": "Bern"}')
 
 
+def test_text_of_a_schema_is_drawn_by_it(client: OpenAI, swarm: FakeSwarm) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    form: Any = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
+    response = client.responses.create(model=MODEL, input="Speak!", text={"format": form})
+    client.responses.create(model=MODEL, input="Speak!", text={"format": {"type": "json_object"}})
+    client.responses.create(model=MODEL, input="Speak!", text={"format": {"type": "text"}})
+    assert [params.grammar for _, params in swarm.calls] == [
+        Grammar.json_schema(schema),
+        Grammar.json_object(),
+        None,
+    ]
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "json_schema"
+
+
 def test_an_answer_without_a_word_is_an_empty_message(client: OpenAI, swarm: FakeSwarm) -> None:
     swarm.words = ("",)
     assert client.responses.create(model=MODEL, input="Speak!").output_text == ""
@@ -131,6 +148,13 @@ def test_a_conversation_of_items_becomes_one_of_messages(client: OpenAI, swarm: 
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"temperature": 3}, "temperature"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"title": "a" * 70_000}}}},
+            "text.format",
+        ),
     ],
     ids=str,
 )

@@ -1,0 +1,126 @@
+"""Models that a gateway serves: the one that it was opened on, and the others of the same swarm, over one connection.
+
+Each other one is opened when it is first asked for, and stays open: its description and tokenizer are then here.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Protocol, Self
+
+from molink.client.errors import ModelNotFound
+from molink.client.gateway.slots import GatewayBusy
+from molink.client.gateway.swarm_protocol import AnnouncedModel, ServingSwarm
+
+MOST_OPEN: Final = 16
+"""Models beside the first that are open at once: each may have two processes that make tokens of text."""
+
+
+class MayUse(Protocol):
+    """Who asks for a model."""
+
+    def require_model(self, spec: AnnouncedModel) -> None:
+        """Raises whatever the caller is told who may not use it."""
+        ...
+
+    def may_use(self, spec: AnnouncedModel) -> bool: ...
+
+
+class ServedModels:
+    """Models of one swarm that may be asked for. Open between `__aenter__` and `__aexit__`, and no longer than the
+    swarm is."""
+
+    def __init__(
+        self, first: ServingSwarm, *, others: bool = False, aliases: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`first` is opened by the caller; `others`: whether all that the swarm serves may be asked for; `aliases` are
+        further names, each of a model's name or hash."""
+        self._first = first
+        self._others = others
+        self._aliases = dict(aliases)
+        self._opened: dict[str, asyncio.Task[ServingSwarm]] = {}
+        """Those that are open or are being opened, by the model's hash."""
+        self._stack = AsyncExitStack()
+
+    @property
+    def first(self) -> ServingSwarm:
+        return self._first
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes all but the first."""
+        for task in self._opened.values():
+            task.cancel()
+        await asyncio.gather(*self._opened.values(), return_exceptions=True)
+        await self._stack.aclose()
+
+    async def get(self, asked: str, caller: MayUse) -> ServingSwarm:
+        """The model of that name, hash or alias.
+
+        Raises:
+            ModelNotFound: neither the gateway nor the swarm has it.
+            GatewayBusy: too many others are open.
+            SwarmError: no peer hands it out.
+        """
+        name = self._aliases.get(asked, asked)
+        first = self._first.model
+        if name in (first.name, first.model_hash):
+            caller.require_model(first)
+            return self._first
+        others = await self._served_beside()
+        found = next((one for one in others if name in (one.name, one.model_hash)), None)
+        if found is None:
+            names = ", ".join(sorted({one.name for one in (first, *others) if caller.may_use(one)}))
+            raise ModelNotFound(asked, f"this gateway serves {names or 'you none'}")
+        caller.require_model(found)
+        return await self._open(found.model_hash)
+
+    async def listed(self, caller: MayUse) -> list[dict[str, Any]]:
+        """The models that the caller may ask for, the first one first, with their aliases behind them."""
+        models: list[AnnouncedModel] = [self._first.model, *await self._served_beside()]
+        entries = []
+        for one in models:
+            if caller.may_use(one):
+                entry = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
+                known_as = (one.name, one.model_hash)
+                aliases = [alias for alias, name in self._aliases.items() if name in known_as]
+                entries += [{"id": name, **entry} for name in (one.name, *aliases)]
+        return entries
+
+    async def _served_beside(self) -> list[AnnouncedModel]:
+        if not self._others:
+            return []
+        first = self._first.model.model_hash
+        return [one for one in await self._first.models() if one.model_hash != first]
+
+    def _context_length(self, model: AnnouncedModel) -> int | None:
+        """Known of those that are open."""
+        if model.model_hash == self._first.model.model_hash:
+            return self._first.model.context_length
+        task = self._opened.get(model.model_hash)
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result().model.context_length
+
+    async def _open(self, model_hash: str) -> ServingSwarm:
+        task = self._opened.get(model_hash)
+        if task is None:
+            if len(self._opened) >= MOST_OPEN:
+                raise GatewayBusy(
+                    f"{MOST_OPEN} models beside {self._first.model.name} are open here, which is the most. "
+                    "Ask for one of them."
+                )
+            opening: AbstractAsyncContextManager[ServingSwarm] = self._first.beside(model_hash)
+            task = asyncio.create_task(self._stack.enter_async_context(opening), name="open a model")
+            self._opened[model_hash] = task
+            task.add_done_callback(lambda done: self._forget_failed(model_hash, done))
+        return await asyncio.shield(task)  # who asked first may leave before the next
+
+    def _forget_failed(self, model_hash: str, task: "asyncio.Task[ServingSwarm]") -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._opened.pop(model_hash, None)

@@ -1,0 +1,134 @@
+"""One gateway serves all models of a swarm: each is opened when it is first asked for, once, over one connection."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from support.swarms.fake_swarm import DEADLINE_S, MODEL, SPEC, FakeSwarm, error_of, gateway
+
+from molink.client.errors import ModelNotFound, SwarmUnavailable
+from molink.client.gateway.accounts.gatekeeper import ANYBODY
+from molink.client.gateway.served_models import MOST_OPEN, ServedModels
+from molink.client.gateway.slots import GatewayBusy
+
+OTHER = "somebody/other-model"
+OTHER_SPEC = replace(SPEC, name=OTHER, model_hash="ef" * 32, context_length=512)
+
+
+def other_model(number: int = 0) -> FakeSwarm:
+    name = OTHER if not number else f"{OTHER}-{number}"
+    return FakeSwarm(
+        words=("Other",), model=replace(OTHER_SPEC, name=name, model_hash=f"{0xEF - number:02x}" * 32)
+    )
+
+
+@pytest.fixture
+def swarm() -> FakeSwarm:
+    aliases = {"gpt-4o": MODEL, "small": OTHER, "gone": "nobody/nothing"}
+    return FakeSwarm(others=[other_model()], aliases=aliases)
+
+
+@pytest.fixture
+def http(swarm: FakeSwarm) -> Iterator[httpx.Client]:
+    with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+        yield client
+
+
+def complete(http: httpx.Client, model: str) -> httpx.Response:
+    return http.post("/v1/completions", json={"model": model, "prompt": "a"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "named"),
+    [
+        (MODEL, "But soft!", MODEL),
+        ("gpt-4o", "But soft!", MODEL),
+        (SPEC.model_hash, "But soft!", MODEL),
+        (OTHER, "Other", OTHER),
+        ("small", "Other", OTHER),
+        (OTHER_SPEC.model_hash, "Other", OTHER),
+    ],
+)
+def test_a_model_answers_to_its_name_its_hash_and_its_aliases(
+    asked: str, text: str, named: str, http: httpx.Client
+) -> None:
+    answer = complete(http, asked).json()
+    assert (answer["choices"][0]["text"], answer["model"]) == (text, named)
+
+
+def test_models_are_listed_with_their_aliases_and_what_is_known_of_them(http: httpx.Client) -> None:
+    def listed() -> dict[str, int | None]:
+        return {one["id"]: one["context_length"] for one in http.get("/v1/models").json()["data"]}
+
+    assert listed() == {MODEL: 1024, "gpt-4o": 1024, OTHER: None, "small": None}
+    complete(http, OTHER)
+    assert listed() == {MODEL: 1024, "gpt-4o": 1024, OTHER: 512, "small": 512}
+    assert http.get(f"/v1/models/{OTHER}").json()["id"] == OTHER
+
+
+def test_a_model_is_opened_once(http: httpx.Client, swarm: FakeSwarm) -> None:
+    for _ in range(3):
+        complete(http, OTHER)
+        assert http.post("/tokenize", json={"model": OTHER, "prompt": "a b"}).json()["max_model_len"] == 512
+    assert swarm.opened == [OTHER_SPEC.model_hash]
+
+
+@pytest.mark.parametrize("asked", ["gpt-4", "gone", "", "ef" * 4])
+def test_a_model_that_nobody_serves_is_named_with_those_that_are(asked: str, http: httpx.Client) -> None:
+    answer = complete(http, asked)
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "model_not_found"
+    assert f"this gateway serves {MODEL}, {OTHER}" in error_of(answer)["message"]
+
+
+def test_a_gateway_of_one_model_serves_that_one() -> None:
+    async def asked() -> None:
+        async with ServedModels(FakeSwarm(others=[other_model()])) as models:
+            assert [one["id"] for one in await models.listed(ANYBODY)] == [MODEL]
+            with pytest.raises(ModelNotFound, match="serves"):
+                await models.get(OTHER, ANYBODY)
+
+    asyncio.run(asked())
+
+
+def test_a_model_that_could_not_be_opened_is_tried_again() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model()], error=SwarmUnavailable("nobody hands it out"))
+        async with ServedModels(swarm, others=True) as models:
+            for _ in range(2):
+                with pytest.raises(SwarmUnavailable):
+                    await models.get(OTHER, ANYBODY)
+            swarm.error = None
+            assert (await models.get(OTHER, ANYBODY)).model.name == OTHER
+            assert len(swarm.opened) == 3
+
+    asyncio.run(asked())
+
+
+def test_who_leaves_while_a_model_is_opened_takes_it_from_nobody() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model()])
+        async with ServedModels(swarm, others=True) as models:
+            first = asyncio.create_task(models.get(OTHER, ANYBODY))
+            second = asyncio.create_task(models.get(OTHER, ANYBODY))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert (await second).model.name == OTHER
+            assert len(swarm.opened) == 1
+
+    asyncio.run(asked())
+
+
+def test_so_many_models_are_open_and_no_more() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 1)])
+        async with ServedModels(swarm, others=True) as models:
+            for one in swarm.others[:MOST_OPEN]:
+                await models.get(one.model.name, ANYBODY)
+            with pytest.raises(GatewayBusy, match="Ask for one of them"):
+                await models.get(swarm.others[-1].model.name, ANYBODY)
+            await models.get(swarm.others[0].model.name, ANYBODY)
+
+    asyncio.run(asked())
