@@ -20,9 +20,9 @@ from molink.client.gateway.error_handlers import HANDLED, MESSAGES, on_error
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
+from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.page.routes import add_page
 from molink.client.gateway.page.swarm_feed import SwarmFeed
-from molink.client.gateway.served_models import ServedModels
 from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
 

@@ -25,12 +25,12 @@ from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
 from molink.client.gateway.metrics import Metrics
+from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.client.gateway.page.swarm_feed import SwarmFeed
-from molink.client.gateway.served_models import ServedModels
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
-from molink.client.gateway.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.shards.spec import ModelSpec, SamplingParams
 
 UNSERVED_S: Final = 3.0

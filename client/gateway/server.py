@@ -28,8 +28,8 @@ from molink.client.gateway.connections import (
     GatewayConnection,
 )
 from molink.client.gateway.generating import Gateway
-from molink.client.gateway.served_models import ServedModels
-from molink.client.gateway.swarm_protocol import ServingSwarm
+from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.models.swarm_protocol import ServingSwarm
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""

@@ -12,7 +12,7 @@ from molink.client.gateway.accounts.key_table import KeyTable
 from molink.client.gateway.accounts.quotas import Quotas
 from molink.client.gateway.accounts.usage_ledger import UsageLedger
 from molink.client.gateway.accounts.usage_store import UsageLine
-from molink.client.gateway.swarm_protocol import AnnouncedModel
+from molink.client.gateway.models.swarm_protocol import AnnouncedModel
 from molink.shards.spec import ModelSpec
 
 MAX_KEY_BYTES: Final = 512

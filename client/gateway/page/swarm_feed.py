@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from molink.client.errors import SwarmError
 from molink.client.gateway.apis.answer import ServerSentEvent
+from molink.client.gateway.models.swarm_protocol import WatchedSwarm
 from molink.client.gateway.page.swarm_state import Json, changes, page_state
 from molink.client.gateway.shares import LOCAL
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping
-from molink.client.gateway.swarm_protocol import WatchedSwarm
 
 LOOKS_EVERY_S: Final = 0.25
 """So often circuits are looked at while somebody listens: at most four changes a second are told."""

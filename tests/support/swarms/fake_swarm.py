@@ -27,7 +27,7 @@ from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
-from molink.client.gateway.served_models import ServedModels
+from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.shards.spec import ModelSpec, SamplingParams

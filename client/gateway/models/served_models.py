@@ -10,8 +10,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, Protocol, Self
 
 from molink.client.errors import ModelNotFound
+from molink.client.gateway.models.swarm_protocol import AnnouncedModel, ServingSwarm
 from molink.client.gateway.slots import GatewayBusy
-from molink.client.gateway.swarm_protocol import AnnouncedModel, ServingSwarm
 
 MOST_OPEN: Final = 16
 """Models beside the first that are open at once: each may have two processes that make tokens of text."""

@@ -10,7 +10,7 @@ from support.swarms.fake_swarm import DEADLINE_S, MODEL, SPEC, FakeSwarm, error_
 
 from molink.client.errors import ModelNotFound, SwarmUnavailable
 from molink.client.gateway.accounts.gatekeeper import ANYBODY
-from molink.client.gateway.served_models import MOST_OPEN, ServedModels
+from molink.client.gateway.models.served_models import MOST_OPEN, ServedModels
 from molink.client.gateway.slots import GatewayBusy
 
 OTHER = "somebody/other-model"
