@@ -323,6 +323,10 @@ class ClientSession:
                 epoch, tokens = self._circuits.last_epoch, len(self._tokens.history)
                 circuit = await self._moves.prepare(wanted, self._template, epoch, tokens)
             except HopRefused as refused:
+                if (
+                    self._run is not run
+                ):  # its circuit was lost by the same: a task group tells that, not that it ends
+                    return
                 self._report(f"a move is not made: {refused}")
                 self._circuits.handle(core.NotPrepared(), clock())
                 self._moves.record_failed(refused)

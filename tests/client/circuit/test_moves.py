@@ -1,6 +1,7 @@
 """A hop that leaves says so, and its session goes over to another one between two tokens; nobody is blamed for it."""
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from molink.client.circuit import circuit_core as core
 from molink.client.circuit import reserving
 from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
+from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.route_selector import StandbyChoice
 from molink.dht.records.records import LayerLatency, PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -167,6 +169,39 @@ async def test_a_session_goes_back_to_the_hop_that_it_was_leaving_for_a_standby_
     run.token(5, 1, finish=pb.STOP)
     assert await soon(got) == [30, 40, 1]
     assert [loss.peer_id for loss in run.session.log.losses] == ([] if is_alive else [run.spare.peer_id])
+
+
+@asynchronous
+async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preparing = asyncio.Event()
+
+    async def prepare(*_: object) -> None:
+        preparing.set()
+        try:
+            await asyncio.Event().wait()
+        except (
+            asyncio.CancelledError
+        ):  # a task group of which a part has failed says that, and not that it ends
+            raise reserving.HopRefused(run.spare.peer_id, "lost", "it was reset") from None
+
+    monkeypatch.setattr(CircuitBuilder, "prepare", prepare)
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure["message"]))
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    await soon(asyncio.ensure_future(preparing.wait()))
+    run.lose(run.high)
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    gc.collect()
+    await asyncio.sleep(0)
+    assert failures == []
 
 
 @asynchronous
