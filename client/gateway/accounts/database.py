@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from molink.client.gateway.accounts.migrations.migrating import LATEST, migrate
 FILE_NAME: Final = "gateway.db"
 ANSWERS_WITHIN_S: Final = 3.0
 OPENS_WITHIN_S: Final = 30.0
+TRIES_AGAIN_S: Final = 0.02
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 CONNECTIONS: Final = 4
 """To PostgreSQL."""
 _DRIVERS: Final = {
@@ -82,16 +85,23 @@ async def opened_database(url: str | None, folder: Path, revision: str = LATEST)
     """
     where = _checked_url(url, folder)
     if where.get_backend_name() == "sqlite":
-        await asyncio.to_thread(_try_file, where)
-    engine = _engine_for(where)
-    database = Database(engine)
+        await asyncio.to_thread(_prepare_file, where)
+    await _bring_to(where, revision)
+    engine = _engine_for(where, ANSWERS_WITHIN_S)
     try:
-        try:
-            async with database.transaction(OPENS_WITHIN_S) as connection:
-                await connection.run_sync(migrate, revision)
-        except AccountsUnavailable as error:
-            raise _unusable(where, str(error)) from error
-        yield database
+        yield Database(engine)
+    finally:
+        await engine.dispose()
+
+
+async def _bring_to(where: URL, revision: str) -> None:
+    """Over a connection of its own: it waits longer for others that start at the same time than a request may."""
+    engine = _engine_for(where, OPENS_WITHIN_S)
+    try:
+        async with Database(engine).transaction(OPENS_WITHIN_S) as connection:
+            await connection.run_sync(migrate, revision)
+    except AccountsUnavailable as error:
+        raise _unusable(where, str(error)) from error
     finally:
         await engine.dispose()
 
@@ -119,13 +129,23 @@ def _checked_url(url: str | None, folder: Path) -> URL:
     return parsed.set(drivername=_DRIVERS[parsed.drivername])
 
 
-def _try_file(url: URL) -> None:
-    """Opens SQLite's file once and closes it: where that fails, aiosqlite leaves a thread that writes to stderr."""
-    try:
-        with closing(sqlite3.connect(url.database or "", timeout=OPENS_WITHIN_S)) as connection:
-            connection.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        raise _unusable(url, str(error)) from error
+def _prepare_file(url: URL) -> None:
+    """Opens SQLite's file once, so that a failure is said here: aiosqlite leaves a thread that writes to stderr.
+
+    It stays in WAL mode, in which readers do not wait for writers. Two that change the mode at once do not wait for
+    each other as they do for a transaction: one of them is told that the file is locked, and tries again.
+    """
+    until_s = time.monotonic() + OPENS_WITHIN_S
+    while True:
+        try:
+            with closing(sqlite3.connect(url.database or "", timeout=OPENS_WITHIN_S)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.Error as error:
+            is_busy = getattr(error, "sqlite_errorcode", None) in _BUSY
+            if not is_busy or time.monotonic() > until_s:
+                raise _unusable(url, str(error)) from error
+            time.sleep(TRIES_AGAIN_S)
 
 
 def _unusable(url: URL, reason: str) -> DatabaseUnusable:
@@ -135,7 +155,8 @@ def _unusable(url: URL, reason: str) -> DatabaseUnusable:
     )
 
 
-def _engine_for(url: URL) -> AsyncEngine:
+def _engine_for(url: URL, waits_s: float) -> AsyncEngine:
+    """Returns an engine whose transactions wait so long for others' on SQLite."""
     common: dict[str, Any] = {"max_overflow": 0, "hide_parameters": True}
     if url.get_backend_name() == "postgresql":
         connect = {"timeout": ANSWERS_WITHIN_S, "command_timeout": OPENS_WITHIN_S}
@@ -144,20 +165,16 @@ def _engine_for(url: URL) -> AsyncEngine:
         )
     # SQLite has one transaction at a time. Who waits for a connection has it in turn; who waits for the file, by luck.
     engine = create_async_engine(url, pool_size=1, **common)
-    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "connect", partial(_prepare_sqlite, waits_s=waits_s))
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - SQLAlchemy's adapter
-    """Readers do not wait for writers, and writers wait for each other. Transactions are begun below, tables' too."""
+def _prepare_sqlite(connection: Any, _record: object, waits_s: float) -> None:  # noqa: ANN401 - SQLAlchemy's adapter
+    """Writers wait for each other. Transactions are begun below, tables' too."""
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in (
-        "journal_mode = WAL",
-        "synchronous = NORMAL",
-        f"busy_timeout = {round(1000 * ANSWERS_WITHIN_S)}",
-    ):
+    for pragma in (f"busy_timeout = {round(1000 * waits_s)}", "synchronous = NORMAL"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 
