@@ -243,6 +243,9 @@ def test_sessions_are_limited_in_all_and_for_each_client() -> None:
     granted(leases.request(key(1, epoch=2), Span(0, 1), 2, "alice", 0.0))
 
 
+@pytest.mark.parametrize(
+    ("span", "tokens"), [(Span(0, 3), 1), (Span(3, 6), 1), (Span(2, 3), 0), (Span(2, 3), 201)]
+)
 def test_spans_and_lengths_that_are_not_served_are_refused(span: Span, tokens: int) -> None:
     leases = LeaseBook(SPEC, MemoryPlan(10_000, 10, 9_000), span_limit=Span(1, 5))
     assert refused(leases.request(key(1), span, tokens, "alice", 0.0), "span").retry_after_s == 0.0

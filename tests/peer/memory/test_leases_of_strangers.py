@@ -100,8 +100,3 @@ def test_where_one_client_may_have_more_sessions_its_network_may_too() -> None:
     for session in range(56):
         granted(leases.request(key(session), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"))
     refused(leases.request(key(56), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"), "busy")
-
-
-@pytest.mark.parametrize(
-    ("span", "tokens"), [(Span(0, 3), 1), (Span(3, 6), 1), (Span(2, 3), 0), (Span(2, 3), 201)]
-)
