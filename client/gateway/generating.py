@@ -213,25 +213,25 @@ class Gateway:
                     generations = await until_gone(request.receive, self._collect(swarm, choices))
                     return JSONResponse(answer.whole(generations))
                 # The first piece decides whether the answer is a stream or an error with its own status.
-                items = _items(swarm, choices)
-                first = await until_gone(request.receive, _next(items))
+                batches = _items(swarm, choices)
+                first = await until_gone(request.receive, _next(batches))
             except ClientGone:
                 return Response(status_code=499)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, items, first, answer, choices.count))
+        return EventStream(self._events(kept, batches, first, answer, choices.count))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
-        async for item in _items(swarm, choices):
-            if item is not None:
-                self._note(generations, *item)
+        async for items in _items(swarm, choices):
+            for choice, piece in items:
+                self._note(generations, choice, piece)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
         self,
         kept: AsyncExitStack,
-        items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-        first: tuple[int, TextPiece] | None,
+        batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
+        first: list[tuple[int, TextPiece]],
         answer: Answer,
         count: int,
     ) -> AsyncGenerator[bytes, None]:
@@ -239,26 +239,25 @@ class Gateway:
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
-            item = first
+            items = first
             try:
                 while len(generations) < count:
-                    if item is None:
-                        yield WAITING.encoded()
-                    else:
-                        choice, piece = item
-                        opening = [] if choice in opened else answer.opening(choice)
+                    events = []
+                    for choice, piece in items:
+                        events += [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
-                        for event in (*opening, *answer.chunks(choice, piece)):
-                            yield event.encoded()
+                        events += answer.chunks(choice, piece)
                         self._note(generations, choice, piece)
-                    item = await anext(items, None)
+                    if events or not items:
+                        yield b"".join(event.encoded() for event in events or [WAITING])
+                    items = await anext(batches, [])
                 for event in answer.closing([generations[choice] for choice in range(count)]):
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 for event in answer.failed(failure_of(error)):
                     yield event.encoded()
             finally:
-                await items.aclose()
+                await batches.aclose()
 
     def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
@@ -269,16 +268,16 @@ class Gateway:
         self._metrics.generated(piece.generation)
 
 
-async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
-    """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
-    nobody serves the model, nobody waits for a circuit."""
+async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[list[tuple[int, TextPiece]], None]:
+    """Yields the pieces that have come together, with their choices' numbers, and none where nothing has come for a
+    while. Where nobody serves the model, nobody waits for a circuit."""
     clock = asyncio.get_running_loop().time
     waited_s = last_served_s = clock()
     begun = False
     while choices.left:
         try:
             async with asyncio.timeout(LOOKS_EVERY_S) as look:
-                item = await choices.next()
+                items = await choices.next()
         except TimeoutError:
             if not look.expired():
                 raise
@@ -288,10 +287,10 @@ async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[
                 raise SwarmUnavailable("no peer serves the model") from None
             if clock() - waited_s >= OPENS_AFTER_S:
                 waited_s = clock()
-                yield None
+                yield []
             continue
         begun, waited_s = True, clock()
-        yield item
+        yield items
 
 
 def _chat_choices(
@@ -327,7 +326,5 @@ def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
         )
 
 
-async def _next(
-    items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-) -> tuple[int, TextPiece] | None:
-    return await anext(items, None)
+async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:
+    return await anext(batches, [])
