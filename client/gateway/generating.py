@@ -302,6 +302,7 @@ def _chat_choices(
         swarm.stream_chat_events(
             chat.messages,
             tools=chat.tools,
+            tool_choice=chat.demanded or "auto",
             chat_template_kwargs=chat.variables,
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,

@@ -155,7 +155,7 @@ def _head(spec: ModelSpec, asked: ResponseRequest) -> Json:
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": asked.text_format.plain()},
-        "tool_choice": asked.tool_choice or "auto",
+        "tool_choice": asked.plain_choice,
         "tools": [tool.model_dump() for tool in asked.tools or ()],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": asked.top_p or 1.0,

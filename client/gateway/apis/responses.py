@@ -10,9 +10,11 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    NamedChoice,
     ToolChoice,
     arguments_of,
     called,
+    demanded_calls,
     offered,
 )
 from molink.client.gateway.apis.openai import CHAT_TOKENS
@@ -205,9 +207,16 @@ class ResponseRequest(BaseModel):
                 messages[-1].setdefault("tool_calls", []).extend(plain["tool_calls"])
             else:
                 messages.append(plain)
-        return ChatInput(
-            tuple(messages), offered(self.tools, self.tool_choice), self.chat_template_kwargs or {}
-        )
+        tools = offered(self.tools, self.tool_choice)
+        demanded = demanded_calls(self.tool_choice, is_single=self.parallel_tool_calls is False)
+        return ChatInput(tuple(messages), tools, self.chat_template_kwargs or {}, demanded)
+
+    @property
+    def plain_choice(self) -> str | dict[str, str]:
+        """The choice of tools, as the response repeats it."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return {"type": "function", "name": self.tool_choice.chosen}
+        return self.tool_choice or "auto"
 
     @property
     def text_format(self) -> TextFormat:

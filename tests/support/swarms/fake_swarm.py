@@ -29,6 +29,7 @@ from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
+from molink.client.text.demanded_calls import CallChoice, DemandedCalls
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -92,6 +93,8 @@ class FakeSwarm:
     cached_tokens: int = 0
     tools: list[tuple[Mapping[str, Any], ...]] = field(default_factory=list)
     """Of each chat."""
+    demanded: list[DemandedCalls | None] = field(default_factory=list)
+    """Of each chat, what its answer has to call."""
     template_variables: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)
     """What it says of the circuits in use."""
@@ -128,11 +131,13 @@ class FakeSwarm:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
     ) -> AsyncIterator[TextPiece]:
         self.tools.append(tuple(tools))
+        self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
         calls = ToolCallStream(FORMS[0], types_of(tools)) if tools else None
         return self._pieces(list(messages), params or SamplingParams(), timeout_s, calls)
