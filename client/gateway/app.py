@@ -88,7 +88,7 @@ def add_origins(app: FastAPI, origins: Collection[str]) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(origins),
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("retry-after", "x-request-id", *RATE_LIMIT_HEADERS),
         )

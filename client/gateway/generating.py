@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -33,6 +33,8 @@ from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
 from molink.shards.spec import ModelSpec, SamplingParams
 
+_LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""What APIs call the most tokens of an answer."""
 UNSERVED_S: Final = 3.0
 """For so long it waits where no peer is known that serves the model."""
 LOOKS_EVERY_S: Final = 0.5
@@ -43,6 +45,9 @@ MAX_TOKEN_BYTES: Final = 128
 """Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
 SHARED_PROMPT_BYTES: Final = 512
 """Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
+
+
+Asked = TypeVar("Asked", CompletionRequest, ChatRequest, ResponseRequest, MessageRequest)
 
 
 class Gateway:
@@ -76,7 +81,7 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         prompts = body.prompts
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -96,7 +101,7 @@ class Gateway:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         answer = ChatAnswer(
             swarm.model,
             body.choices,
@@ -112,7 +117,7 @@ class Gateway:
 
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "input")
         answer = ResponseAnswer(swarm.model, body)
@@ -121,7 +126,7 @@ class Gateway:
 
     async def message(self, body: MessageRequest, request: Request) -> Response:
         """POST /v1/messages."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "messages")
         prompt_tokens = len(await _chat_tokens(swarm, chat)) if body.stream else 0
@@ -167,6 +172,11 @@ class Gateway:
             return None
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
         return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
+
+    async def _asked(self, body: Asked, request: Request) -> tuple[ServingSwarm, Asked]:
+        """The model that is asked for, and the request with what its service says where the request does not."""
+        swarm = await self._models.get(body.model, request.state.caller)
+        return swarm, with_defaults(body, self._models.parameters(body.model))
 
     async def _asked_or_first(self, model: str | None, caller: Caller) -> ServingSwarm:
         return await self._models.get(self._models.first.model.name if model is None else model, caller)
@@ -329,3 +339,21 @@ def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
 
 async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:
     return await anext(batches, [])
+
+
+def with_defaults(body: Asked, defaults: Mapping[str, object]) -> Asked:
+    """Returns the request with these parameters, as far as its API has them and it does not say anything of them.
+
+    Args:
+        body: a request that was checked.
+        defaults: checked values, by OpenAI's names of chat completions.
+    """
+    known, given = type(body).model_fields, body.model_fields_set
+    named = dict(defaults)
+    if _LENGTHS[0] in named:
+        most = named.pop(_LENGTHS[0])
+        names = [name for name in _LENGTHS if name in known]
+        if names and not given.intersection(names):
+            named[names[0]] = most
+    added = {name: value for name, value in named.items() if name in known and name not in given}
+    return body.model_copy(update=added) if added else body

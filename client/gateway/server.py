@@ -30,6 +30,8 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.services.service_admin import OpenServices
+from molink.client.gateway.services.service_routes import add_services
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""
@@ -127,12 +129,19 @@ async def serve_app(
     listener: socket.socket,
     gatekeeper: Gatekeeper,
     serving: Serving,
+    services: OpenServices | None = None,
 ) -> None:
     """Serves the swarm on the socket until a signal comes."""
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
-    async with ServedModels(swarm, others=serving.all_models, aliases=serving.aliases) as models:
+    served = ServedModels(
+        swarm,
+        others=serving.all_models,
+        aliases=serving.aliases,
+        services=None if services is None else services.keeper,
+    )
+    async with served as models:
         app = create_app(
             models,
             max_requests=serving.max_requests,
@@ -142,6 +151,8 @@ async def serve_app(
             make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
             invites=serving.invites,
         )
+        if services is not None:
+            add_services(app, services.admin, models, gatekeeper)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])
