@@ -93,6 +93,15 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
     ] = WAITING_S,
+    keep_responses: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            min=0.1,
+            max=8760,
+            help="Keep what /v1/responses answers for so long, for requests that go on from it; nothing, unless told.",
+        ),
+    ] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -124,6 +133,7 @@ def serve(
         "origins": tuple(map(_origin, allow_origin or ())),
         "invites": _checked_invites(invite or ()),
         "all_models": model is None,
+        "keep_responses_hours": keep_responses,
         "aliases": _checked_aliases(alias or ()),
     }
     try:
@@ -186,6 +196,7 @@ async def _serve(
     public: bool,
 ) -> None:
     from molink.client.gateway.accounts.opening import opened_accounts
+    from molink.client.gateway.apis.kept_responses import KeptResponses
     from molink.client.gateway.kept_identity import default_folder, gateway_identity
     from molink.client.gateway.server import Serving, serve_app
     from molink.client.gateway.services.service_admin import opened_services
@@ -204,7 +215,9 @@ async def _serve(
                     swarm, accounts.database, swarm.identity.peer_id, serving["waiting_s"]
                 ) as services,
             ):
-                await serve_app(swarm, listener, accounts.gatekeeper, Serving(**serving), services)
+                hours = serving["keep_responses_hours"]
+                kept = None if hours is None else KeptResponses(accounts.database, hours)
+                await serve_app(swarm, listener, accounts.gatekeeper, Serving(**serving), services, kept)
 
 
 def _say_who_may_use_it(listener: socket.socket, gatekeeper: "Gatekeeper", *, public: bool) -> None:

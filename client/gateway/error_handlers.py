@@ -27,6 +27,7 @@ from molink.client.gateway.accounts.errors import (
     KeyRefused,
     NotPermitted,
     QuotaExceeded,
+    UnknownResponse,
 )
 from molink.client.gateway.services.service import (
     OperatorKeyMissing,
@@ -71,7 +72,14 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 HANDLED: Final[tuple[type[Exception], ...]] = (
     *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
     *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
-    *(OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
+    *(
+        OperatorKeyMissing,
+        ServiceExists,
+        ServiceNotPossible,
+        ServiceNotReady,
+        UnknownService,
+        UnknownResponse,
+    ),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
 
@@ -199,10 +207,10 @@ def _refusal(error: BaseException) -> ApiError | None:
 
 
 def _service_refusal(error: BaseException) -> ApiError | None:
-    """Why something cannot be done with a service or a node."""
+    """Why something cannot be done with a service, a node, or what is kept."""
     message = plain(str(error))[:_MOST_CHARACTERS]
     match error:
-        case UnknownService():
+        case UnknownService() | UnknownResponse():
             return ApiError(404, message, _INVALID, "not_found")
         case ServiceExists():
             return ApiError(409, message, _INVALID, "already_exists", "name")

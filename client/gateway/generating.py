@@ -16,6 +16,7 @@ from molink.client.gateway.accounts.errors import QuotaExceeded
 from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
 from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
+from molink.client.gateway.apis.kept_responses import KeptResponses, continued
 from molink.client.gateway.apis.message_answers import MessageAnswer
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -63,6 +64,11 @@ class Gateway:
         self._slots = slots
         self._since = int(time.time())
         self._running: set[Choices] = set()
+        self._responses: KeptResponses | None = None
+
+    def keep_responses(self, kept: KeptResponses) -> None:
+        """Has responses kept from now on, unless they say that they are not to be."""
+        self._responses = kept
 
     def stop(self) -> None:
         """Begins nothing more. What runs goes on; what waits for its turn is refused."""
@@ -118,9 +124,10 @@ class Gateway:
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
         swarm, body = await self._asked(body, request)
-        chat, params = body.chat(), [body.params()]
+        before, keep = await continued(self._responses, body, request.state.caller)
+        chat, params = body.chat(before), [body.params()]
         choices = _chat_choices(swarm, chat, params, "input")
-        answer = ResponseAnswer(swarm.model, body)
+        answer = ResponseAnswer(swarm.model, body, keep)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
@@ -221,7 +228,9 @@ class Gateway:
                 stack.callback(self._running.discard, choices)
                 if not stream:
                     generations = await until_gone(request.receive, self._collect(swarm, choices))
-                    return JSONResponse(answer.whole(generations))
+                    whole = answer.whole(generations)
+                    await _keep(answer)
+                    return JSONResponse(whole)
                 # The first piece decides whether the answer is a stream or an error with its own status.
                 batches = _items(swarm, choices)
                 first = await until_gone(request.receive, _next(batches))
@@ -261,7 +270,9 @@ class Gateway:
                     if events or not items:
                         yield b"".join(event.encoded() for event in events or [WAITING])
                     items = await anext(batches, [])
-                for event in answer.closing([generations[choice] for choice in range(count)]):
+                closing = answer.closing([generations[choice] for choice in range(count)])
+                await _keep(answer)
+                for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 for event in answer.failed(failure_of(error)):
@@ -276,6 +287,12 @@ class Gateway:
             raise RuntimeError("a generation ended without its result")
         generations[choice] = piece.generation
         self._metrics.generated(piece.generation)
+
+
+async def _keep(answer: Answer) -> None:
+    """Keeps what is complete, where that was asked for, before the client is told that it is."""
+    if isinstance(answer, ResponseAnswer):
+        await answer.keep()
 
 
 async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[list[tuple[int, TextPiece]], None]:

@@ -114,3 +114,14 @@ OPERATIONS: Final = Table(
     Column("updated_at_s", Float(53), nullable=False),
 )
 """`cancels` is 1 where somebody wants it undone."""
+
+KEPT_RESPONSES: Final = Table(
+    "kept_responses",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("owner", _ID, nullable=False),
+    Column("kept", Text, nullable=False),
+    Column("expires_at_s", Float(53), nullable=False),
+    Index("kept_responses_by_owner", "owner", "expires_at_s"),
+)
+"""`owner` is the quota's id of the key that asked, empty without keys; `kept` is JSON."""

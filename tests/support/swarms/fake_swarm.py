@@ -29,7 +29,8 @@ from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
 from molink.client.errors import ModelNotFound, SwarmError
 from molink.client.gateway.accounts.opening import opened_accounts
-from molink.client.gateway.app import add_origins, create_app
+from molink.client.gateway.apis.kept_responses import KeptResponses
+from molink.client.gateway.app import add_kept_responses, add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
@@ -126,6 +127,8 @@ class FakeSwarm:
     """Other models of it."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of models at the gateway."""
+    keep_hours: float | None = None
+    """For so long the gateway keeps responses, where it has a database."""
     opened: list[str] = field(default_factory=list)
     """Those of them that were asked for, each time that one was opened."""
     finish_reason: FinishReason = "stop"
@@ -328,6 +331,7 @@ def gateway(
         async with AsyncExitStack() as stack:
             gatekeeper, services = None, None
             keeper: ServiceKeeper | None = None
+            kept: KeptResponses | None = None
             if accounts is not None:
                 opened = await stack.enter_async_context(opened_accounts(*accounts))
                 gatekeeper = opened.gatekeeper
@@ -335,6 +339,8 @@ def gateway(
                     opened_services(swarm, opened.database, swarm.gateway_id, waiting_s)
                 )
                 keeper = services.keeper
+                if swarm.keep_hours is not None:
+                    kept = KeptResponses(opened.database, swarm.keep_hours)
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(
@@ -346,6 +352,8 @@ def gateway(
             )
             if services is not None and gatekeeper is not None:
                 add_services(app, services.admin, models, gatekeeper)
+            if kept is not None:
+                add_kept_responses(app, kept)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)
