@@ -30,6 +30,8 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.nodes.node_admin import NodeAdmin
+from molink.client.gateway.nodes.node_routes import add_nodes
 from molink.client.gateway.services.service_admin import OpenServices
 from molink.client.gateway.services.service_routes import add_services
 
@@ -130,6 +132,7 @@ async def serve_app(
     gatekeeper: Gatekeeper,
     serving: Serving,
     services: OpenServices | None = None,
+    nodes: NodeAdmin | None = None,
 ) -> None:
     """Serves the swarm on the socket until a signal comes."""
     connections = Connections(most_connections(_raised_descriptors()))
@@ -153,6 +156,8 @@ async def serve_app(
         )
         if services is not None:
             add_services(app, services.admin, models, gatekeeper)
+        if nodes is not None:
+            add_nodes(app, nodes)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])
