@@ -210,7 +210,9 @@ async def _serve(
             async with (
                 swarm,
                 opened_services(swarm, accounts.database, own_id, options.waiting_s) as services,
-                NodeAdmin(swarm, NodeStore(accounts.database), operations, terms) as nodes,
+                NodeAdmin(
+                    swarm, NodeStore(accounts.database), operations, terms, services.keeper.needed_model
+                ) as nodes,
             ):
                 await serve_app(swarm, listener, accounts.gatekeeper, options, services, nodes)
 

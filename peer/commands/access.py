@@ -14,6 +14,7 @@ from molink.configuration import SettingsError, check_address
 from molink.dht.identity.identity import Identity, public_key_of
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
+from molink.peer.models.choosing import HUB_ID
 
 PATH: Final = "/admin/v1/nodes/access"
 ANSWERS_WITHIN_S: Final = 30.0
@@ -31,6 +32,8 @@ class GrantedAccess:
     initial_peers: tuple[str, ...]
     swarm_key: SwarmKey | None
     """None: the swarm is open."""
+    model: str | None = None
+    """To serve, if this machine's owner does not say; a bundled one's name or a hub's id. None: whatever is needed."""
 
     @classmethod
     def of(cls, told: object) -> "GrantedAccess":
@@ -40,6 +43,9 @@ class GrantedAccess:
         operator, peers, key = told.get("operator"), told.get("initial_peers"), told.get("swarm_key")
         if not isinstance(operator, str) or not isinstance(peers, list) or not isinstance(key, str | None):
             raise ValueError("operator, initial_peers or swarm_key are missing")
+        model = told.get("model")
+        if model is not None and not (isinstance(model, str) and HUB_ID.fullmatch(model)):
+            raise ValueError("the model that it names is no hub's id: choose one with --model")
         public_key_of(operator)
         if not peers or len(peers) > MOST_ADDRESSES:
             raise ValueError(f"it names {len(peers)} initial peers")
@@ -47,7 +53,7 @@ class GrantedAccess:
             addresses = tuple(check_address(str(peer)) for peer in peers)
         except SettingsError as error:
             raise ValueError(str(error)) from error
-        return cls(operator, addresses, None if key is None else SwarmKey.of_line(key))
+        return cls(operator, addresses, None if key is None else SwarmKey.of_line(key), model)
 
 
 def register(gateway: str, token: str, identity_key: Path) -> GrantedAccess:

@@ -59,6 +59,7 @@ def add_access(
 
         folder = folder_of(state_dir)
         granted = register(gateway, token, folder / "identity.key")
+        own["model"] = model or granted.model
         told = {
             "initial_peers": list(granted.initial_peers),
             "operator": [granted.operator],

@@ -5,7 +5,7 @@ orders over its own link to them. Whatever it began goes on after a restart: eac
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,8 +55,15 @@ class NodeAdmin:
     """Administration of nodes. Open between `__aenter__` and `__aexit__`."""
 
     def __init__(
-        self, commander: CommandsPeers, store: NodeStore, operations: OperationStore, terms: AccessTerms
+        self,
+        commander: CommandsPeers,
+        store: NodeStore,
+        operations: OperationStore,
+        terms: AccessTerms,
+        needed_model: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`needed_model`: what machines without a model of their own should serve; None: whatever they choose."""
+        self._needed_model = needed_model
         self._commander = commander
         self._store = store
         self._operations = operations
@@ -85,7 +92,8 @@ class NodeAdmin:
         return self._terms.operator_id
 
     async def register(self, caller: Caller, peer_id: str, descriptor: Mapping[str, Any]) -> dict[str, Any]:
-        """Registers the machine whose token the caller has shown; returns what it needs to join.
+        """Registers the machine whose token the caller has shown; returns what it needs to join, and the model that it
+        is to serve if its owner does not say: the token's, or else the one that services lack most.
 
         Raises:
             KeyRefused: there was no token.
@@ -101,6 +109,7 @@ class NodeAdmin:
             "operator": terms.operator_id,
             "initial_peers": list(dict.fromkeys((*terms.invites, *self._commander.member_addresses()))),
             "swarm_key": terms.swarm_key,
+            "model": next(iter(caller.key.limits.models), None) or self._needed_model(),
         }
 
     async def all(self) -> list[dict[str, Any]]:

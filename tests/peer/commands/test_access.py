@@ -69,6 +69,8 @@ def test_a_machine_shows_its_token_and_what_it_is_under_one_identity(tmp_path: P
         (201, json.dumps(ANSWER | {"initial_peers": ["x"]}).encode(), "did not answer as a gateway does"),
         (201, json.dumps(ANSWER | {"initial_peers": [PEER] * 65}).encode(), "it names 65 initial peers"),
         (201, json.dumps(ANSWER | {"swarm_key": "short"}).encode(), "that is no swarm key"),
+        (201, json.dumps(ANSWER | {"model": "../secrets"}).encode(), "is no hub's id"),
+        (201, json.dumps(ANSWER | {"model": ["a/b"]}).encode(), "is no hub's id"),
         (201, json.dumps(ANSWER | {"swarm_key": 7}).encode(), "swarm_key are missing"),
     ],
 )

@@ -359,7 +359,7 @@ def gateway(
                 keeper = services.keeper
                 terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key")
                 stores = NodeStore(opened.database), OperationStore(opened.database)
-                nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms))
+                nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 from support.gateways.gateway_keys import bearer, id_of, make_key
-from support.swarms.fake_swarm import DEADLINE_S, FakeSwarm, error_of, gateway
+from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, error_of, gateway
 
 from molink.client.errors import InvalidRequest
-from molink.client.gateway.accounts.api_keys import KeyScope
+from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope
 from molink.dht.identity.identity import Identity
 
 NODES = "/admin/v1/nodes"
@@ -59,6 +59,7 @@ def test_a_machine_registers_tells_how_it_is_and_exits_in_three_stages(
             "operator": swarm.gateway_id,
             "initial_peers": ["/invited", "/known"],
             "swarm_key": "the line of a key",
+            "model": None,
         }
         [node] = http.get(NODES).json()["data"]
         assert (node["token_id"], node["descriptor"]["hostname"]) == (id_of(token), HOSTILE)
@@ -75,6 +76,25 @@ def test_a_machine_registers_tells_how_it_is_and_exits_in_three_stages(
         while (again := register(http, token)).status_code == 201:
             pass  # a revocation is heard of within a second
         assert (again.status_code, error_of(again)["code"]) == (401, "invalid_api_key")
+
+
+def test_a_machine_without_a_model_is_told_its_tokens_or_what_services_lack(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    own = make_key(
+        tmp_path, scopes=frozenset({KeyScope.ACCESS}), limits=KeyLimits(models=("somebody/other-model",))
+    )
+    swarm.held.may_stand.clear()
+    with serving(swarm, tmp_path) as (http, _, token):
+        assert register(http, own, Identity.generate().peer_id).json()["model"] == "somebody/other-model"
+        assert register(http, token).json()["model"] is None
+        asked = {"name": "poet", "model": MODEL}
+        assert http.post("/admin/v1/services", json=asked).status_code == 202
+        while register(http, token).json()["model"] != MODEL:
+            pass  # what a service lacks is known with the next look at it
+        swarm.held.may_stand.set()
+        while register(http, token).json()["model"] is not None:
+            pass
 
 
 def test_a_drained_node_stays_and_takes_sessions_again_if_that_is_cancelled(
