@@ -110,6 +110,14 @@ class Configuration:
             Bounds(min_length=1, max_length=32),
         ),
     ] = None
+    operator: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to tell how its machine "
+            "is; may be given again. Nobody's, unless told.",
+            "ID",
+        ),
+    ] = None
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None

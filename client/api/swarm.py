@@ -21,6 +21,7 @@ from molink.client.api.opened_swarm import (
     open_beside,
     open_swarm,
 )
+from molink.client.api.orders import send_order
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
@@ -31,6 +32,9 @@ from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
+
+MOST_SHOWN = 8
+"""Peers whose addresses are handed on to who joins."""
 
 
 class AsyncSwarm:
@@ -128,6 +132,23 @@ class AsyncSwarm:
         return await asyncio.to_thread(
             preview_circuits, views, opened.spec, opened.requirements, circuits, tokens
         )
+
+    def member_addresses(self) -> tuple[str, ...]:
+        """Multiaddresses by which others can join: of the initial peers, then of some that are known."""
+        known = (
+            address for view in self.connection.snapshot()[:MOST_SHOWN] for address in view.facts.addresses
+        )
+        return tuple(dict.fromkeys((*self.connection.initial_peers, *known)))
+
+    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
+        """Has a peer that takes this client's orders (`molink-peer join --operator ID`) tell its `status`, `drain`,
+        `resume` after that, or `leave`; returns what it says.
+
+        Raises:
+            InvalidRequest: there is no such order, or the peer does not take it from this client.
+            SwarmUnavailable: the peer cannot be reached, or cannot do it now.
+        """
+        return await send_order(self.connection, peer_id, action)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""

@@ -31,6 +31,8 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.nodes.node_admin import NodeAdmin
+from molink.client.gateway.nodes.node_routes import add_nodes
 from molink.client.gateway.services.service_admin import OpenServices
 from molink.client.gateway.services.service_routes import add_services
 
@@ -134,6 +136,7 @@ async def serve_app(
     serving: Serving,
     services: OpenServices | None = None,
     kept: KeptResponses | None = None,
+    nodes: NodeAdmin | None = None,
 ) -> None:
     """Serves the swarm on the socket until a signal comes. Without `kept` no response is kept."""
     connections = Connections(most_connections(_raised_descriptors()))
@@ -159,6 +162,8 @@ async def serve_app(
             add_services(app, services.admin, models, gatekeeper)
         if kept is not None:
             add_kept_responses(app, kept)
+        if nodes is not None:
+            add_nodes(app, nodes)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])

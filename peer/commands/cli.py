@@ -24,6 +24,7 @@ from molink.commands import (
     with_all_options,
     with_logging,
 )
+from molink.peer.commands.access_command import add_access
 from molink.progress import Progress
 
 if TYPE_CHECKING:
@@ -370,3 +371,6 @@ def _call(command: str, folder: Path) -> dict[str, object]:
 
 def _print_json(content: dict[str, object]) -> None:
     print(json.dumps(content, indent=2))
+
+
+add_access(app, _serve, _folder)

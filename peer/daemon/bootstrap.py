@@ -33,6 +33,7 @@ from molink.peer.daemon.compute_setup import (
 )
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
 from molink.peer.daemon.partner_terms import partner_terms
 from molink.peer.daemon.reaching import open_reach, prefer_predicted_relays, with_mapped_ports
 from molink.peer.daemon.running import say
@@ -67,6 +68,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Credentials, new_certificate
+from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
@@ -114,7 +116,10 @@ class Bootstrap:
         changed: asyncio.Event,
         report: Callable[[str], None],
         read_machine: ReadMachine | None,
+        commanded: CommandedPeer,
     ) -> None:
+        """`commanded` does what the operator orders, if the settings name one."""
+        self._commanded = commanded
         self._settings = settings
         self._state = state
         self._metrics = metrics
@@ -253,11 +258,15 @@ class Bootstrap:
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
             memory_bytes=leases.memory.total_bytes,
-            wrap=PunchingHandler,
+            wrap=self._handling,
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
         )
+
+    def _handling(self, service: LinkHandler) -> LinkHandler:
+        operators = self._settings.options.operator or ()
+        return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's

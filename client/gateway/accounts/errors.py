@@ -71,3 +71,7 @@ class UnknownResponse(Exception):
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"There is no response {response_id[:80]!r}: it was not kept, or its time is over.")
+
+
+class TokenUsed(Exception):
+    """A key that registers one machine has registered another; the text is one sentence."""

@@ -125,3 +125,15 @@ KEPT_RESPONSES: Final = Table(
     Index("kept_responses_by_owner", "owner", "expires_at_s"),
 )
 """`owner` is the quota's id of the key that asked, empty without keys; `kept` is JSON."""
+
+NODES: Final = Table(
+    "nodes",
+    METADATA,
+    Column("peer_id", String(SUBJECT_LENGTH), primary_key=True),
+    Column("key_id", _ID, nullable=False),
+    Column("operator_id", String(SUBJECT_LENGTH), nullable=False),
+    Column("descriptor", Text, nullable=False),
+    Column("registered_at_s", Float(53), nullable=False),
+    Index("nodes_by_key", "key_id", unique=True),
+)
+"""`descriptor` is JSON; `key_id` is the token by which it registered."""

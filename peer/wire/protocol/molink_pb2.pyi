@@ -1112,6 +1112,30 @@ class PunchNow(_message.Message):
 Global___PunchNow: _TypeAlias = PunchNow  # noqa: Y015
 
 @_typing.final
+class Order(_message.Message):
+    """an operator's to a peer that takes its orders: the link's handshake proves who"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    action: _builtins.str
+    """sends it, anew for each connection, and to whom
+    status, drain, resume, leave
+    """
+    def __init__(
+        self,
+        *,
+        action: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Order: _TypeAlias = Order  # noqa: Y015
+
+@_typing.final
 class Request(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1123,6 +1147,7 @@ class Request(_message.Message):
     GET_FILE_FIELD_NUMBER: _builtins.int
     PUNCH_FIELD_NUMBER: _builtins.int
     PUNCH_NOW_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def reserve(self) -> Global___Reserve: ...
@@ -1142,6 +1167,10 @@ class Request(_message.Message):
     def punch_now(self) -> Global___PunchNow:
         """both ends dial each other's address now"""
 
+    @_builtins.property
+    def order(self) -> Global___Order:
+        """answered with a Content, whose payload is JSON"""
+
     def __init__(
         self,
         *,
@@ -1153,12 +1182,13 @@ class Request(_message.Message):
         get_file: Global___GetFile | None = ...,
         punch: Global___Punch | None = ...,
         punch_now: Global___PunchNow | None = ...,
+        order: Global___Order | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "order", b"order", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "order", b"order", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file", "punch", "punch_now"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file", "punch", "punch_now", "order"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -27,13 +27,17 @@ from molink.client.api.generation import (
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
-from molink.client.errors import ModelNotFound, SwarmError
+from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.apis.kept_responses import KeptResponses
 from molink.client.gateway.app import add_kept_responses, add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
+from molink.client.gateway.nodes.node_routes import add_nodes
+from molink.client.gateway.nodes.node_store import NodeStore
 from molink.client.gateway.server import Server, server_config
+from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.service_admin import opened_services
 from molink.client.gateway.services.service_keeper import ServiceKeeper
 from molink.client.gateway.services.service_routes import add_services
@@ -146,6 +150,11 @@ class FakeSwarm:
     times_hops: bool = False
     gateway_id: str = "this gateway"
     held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
+    commanded: dict[str, int] = field(default_factory=dict)
+    """Sessions of the peers that take this client's orders."""
+    orders: list[tuple[str, str]] = field(default_factory=list)
+    """To which peer, and what."""
+    order_error: SwarmError | None = None
     room: int = 32
     """Circuits for which its peers have memory."""
 
@@ -172,6 +181,23 @@ class FakeSwarm:
             self.model, circuits, tokens, (route,) * min(circuits, self.room),
             missing_bytes=4096 if lacks else 0, reason="memory is short" if lacks else "",
         )  # fmt: skip
+
+    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
+        """Each time that a commanded peer says how it is, one of its sessions has ended."""
+        self.orders.append((peer_id, action))
+        if self.order_error is not None:
+            raise self.order_error
+        if peer_id not in self.commanded:
+            raise SwarmUnavailable(f"no peer {peer_id} is known in this swarm")
+        sessions = self.commanded[peer_id]
+        if action == "leave":
+            del self.commanded[peer_id]
+        elif "drain" in {order for of, order in self.orders if of == peer_id}:
+            self.commanded[peer_id] = max(0, sessions - 1)
+        return {"sessions": sessions}
+
+    def member_addresses(self) -> tuple[str, ...]:
+        return ("/known", "/invited")
 
     async def snapshot(self) -> dict[str, Any]:
         return self.state
@@ -332,6 +358,7 @@ def gateway(
             gatekeeper, services = None, None
             keeper: ServiceKeeper | None = None
             kept: KeptResponses | None = None
+            nodes: NodeAdmin | None = None
             if accounts is not None:
                 opened = await stack.enter_async_context(opened_accounts(*accounts))
                 gatekeeper = opened.gatekeeper
@@ -341,6 +368,9 @@ def gateway(
                 keeper = services.keeper
                 if swarm.keep_hours is not None:
                     kept = KeptResponses(opened.database, swarm.keep_hours)
+                terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key")
+                stores = NodeStore(opened.database), OperationStore(opened.database)
+                nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(
@@ -354,6 +384,8 @@ def gateway(
                 add_services(app, services.admin, models, gatekeeper)
             if kept is not None:
                 add_kept_responses(app, kept)
+            if nodes is not None:
+                add_nodes(app, nodes)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)
