@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_args
 import typer
 from platformdirs import user_log_dir
 
+from molink.logs import as_logged, log_to_stderr
 from molink.options import Declared, declared_options
 
 EXIT_FAILURE = 1
@@ -146,10 +147,7 @@ def example(command: str) -> str:
 
 def start_logging(*, verbose: bool, debug: bool) -> None:
     """This product's own log goes to stderr: warnings, and more for whoever asks."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("molink").setLevel(
-        logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
-    )
+    log_to_stderr(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)
 
 
 @contextmanager
@@ -248,7 +246,7 @@ def spread_initial_peers(arguments: Sequence[str]) -> list[str]:
 
 def tell(line: str) -> None:
     """One line on stderr, flushed."""
-    print(line, file=sys.stderr, flush=True)
+    print(as_logged(line), file=sys.stderr, flush=True)
 
 
 def _explain(program: str, error: BaseException, *, debug: bool) -> int:

@@ -16,7 +16,8 @@ from molink.client.gateway.key_commands import DatabaseUrl, keys_app, usage
 from molink.client.gateway.shares import LOCAL, user_of
 from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
-from molink.configuration import SettingsError, check_address
+from molink.configuration import SettingsError, check_address, checked_otlp_endpoint, configured
+from molink.logs import log_as_json
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -91,6 +92,8 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
     ] = WAITING_S,
+    otlp_endpoint: Annotated[str | None, commands.option("otlp_endpoint")] = None,
+    log_format: Annotated[str | None, commands.option("log_format")] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -115,6 +118,8 @@ def serve(
         _require_no_options(context)
         return
     start_logging(verbose=verbose, debug=debug)
+    if configured("log_format", log_format) == "json":
+        log_as_json()
     serving = {
         "max_requests": max_requests,
         "waiting_s": queue_timeout,
@@ -123,6 +128,7 @@ def serve(
         "invites": _checked_invites(invite or ()),
         "all_models": model is None,
         "aliases": _checked_aliases(alias or ()),
+        "otlp_endpoint": checked_otlp_endpoint(configured("otlp_endpoint", otlp_endpoint)),
     }
     try:
         listener = _listen(host, port)

@@ -24,13 +24,13 @@ from molink.client.gateway.apis.response_answers import ResponseAnswer
 from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
-from molink.client.gateway.metrics import Metrics
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.client.gateway.telemetry.metrics import Metrics
 from molink.shards.spec import ModelSpec, SamplingParams
 
 UNSERVED_S: Final = 3.0
@@ -203,7 +203,9 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(admitted.end)
             try:
+                asked_s = time.monotonic()
                 taken = await until_gone(request.receive, self._slots.take(user, choices.count))
+                self._metrics.queued(time.monotonic() - asked_s)
                 stack.callback(self._slots.give, user, taken)
                 choices.watch(admitted.note)
                 await stack.enter_async_context(choices)
@@ -217,14 +219,18 @@ class Gateway:
                 first = await until_gone(request.receive, _next(items))
             except ClientGone:
                 return Response(status_code=499)
+            except SwarmError as error:
+                failure = failure_of(error)
+                self._failed(failure)
+                return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, items, first, answer, choices.count))
+        return EventStream(self._events(kept, items, first, answer, (swarm.model.name, choices.count)))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
         async for item in _items(swarm, choices):
             if item is not None:
-                self._note(generations, *item)
+                self._note(generations, swarm.model.name, *item)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
@@ -233,9 +239,10 @@ class Gateway:
         items: AsyncGenerator[tuple[int, TextPiece] | None, None],
         first: tuple[int, TextPiece] | None,
         answer: Answer,
-        count: int,
+        asked: tuple[str, int],
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. A failure is its last one."""
+        """The events of a stream of so many choices of a model. A failure is its last one."""
+        model, count = asked
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
@@ -250,23 +257,28 @@ class Gateway:
                         opened.add(choice)
                         for event in (*opening, *answer.chunks(choice, piece)):
                             yield event.encoded()
-                        self._note(generations, choice, piece)
+                        self._note(generations, model, choice, piece)
                     item = await anext(items, None)
                 for event in answer.closing([generations[choice] for choice in range(count)]):
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
-                for event in answer.failed(failure_of(error)):
+                failure = failure_of(error)
+                self._failed(failure)
+                for event in answer.failed(failure):
                     yield event.encoded()
             finally:
                 await items.aclose()
 
-    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
+    def _failed(self, failure: ApiError) -> None:
+        self._metrics.generations.failed(failure.code or failure.type)
+
+    def _note(self, generations: dict[int, Generation], model: str, choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
             return
         if piece.generation is None:
             raise RuntimeError("a generation ended without its result")
         generations[choice] = piece.generation
-        self._metrics.generated(piece.generation)
+        self._metrics.generations.finished(piece.generation, model)
 
 
 async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:

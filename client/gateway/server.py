@@ -18,7 +18,7 @@ import typer
 import uvicorn
 
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
-from molink.client.gateway.app import add_origins, create_app
+from molink.client.gateway.app import add_origins, add_traces, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -30,6 +30,7 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.tracing import open_traces
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""
@@ -120,6 +121,8 @@ class Serving:
     """Whether the swarm's other models may be asked for too."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of models."""
+    otlp_endpoint: str | None = None
+    """Of the collector that traces are sent to; None: nothing is traced."""
 
 
 async def serve_app(
@@ -132,7 +135,10 @@ async def serve_app(
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
-    async with ServedModels(swarm, others=serving.all_models, aliases=serving.aliases) as models:
+    async with (
+        open_traces(serving.otlp_endpoint, "molink-gateway", {}) as traces,
+        ServedModels(swarm, others=serving.all_models, aliases=serving.aliases) as models,
+    ):
         app = create_app(
             models,
             max_requests=serving.max_requests,
@@ -142,6 +148,7 @@ async def serve_app(
             make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
             invites=serving.invites,
         )
+        add_traces(app, traces)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])

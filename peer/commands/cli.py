@@ -24,6 +24,7 @@ from molink.commands import (
     with_all_options,
     with_logging,
 )
+from molink.logs import log_as_json
 from molink.progress import Progress
 
 if TYPE_CHECKING:
@@ -262,6 +263,8 @@ def _serve(given: Mapping[str, object]) -> None:
         from molink.shards.checkpoint import catalog
 
     settings = load_settings(given)
+    if settings.options.log_format == "json":
+        log_as_json()
     if names_no_swarm(settings):
         settings = load_settings({**given, **ask_where_to_join(settings)})
     if settings.options.model is not None:
@@ -342,9 +345,9 @@ def _folder(state_dir: Path | None) -> Path:
 
 def _configured_path(name: str) -> Path | None:
     """What the environment gives for an option, else the configuration file."""
-    from molink.configuration import read_environment, read_file
+    from molink.configuration import configured
 
-    path: Path | None = read_environment().get(name) or read_file().get(name)
+    path: Path | None = configured(name)
     return path
 
 

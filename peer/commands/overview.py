@@ -63,6 +63,8 @@ def print_local(status: Mapping[str, object]) -> None:
                 shown = _reached(_mapping(value))
             elif key == "spans":
                 shown = _spans(value)
+            elif key == "memory":
+                shown = free_memory(_mapping(value))
             console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
     for link in _rows(status, "links"):
         console.print(_plain(_link_line(link)))
@@ -114,6 +116,15 @@ def print_machine(machine: Mapping[str, object]) -> None:
     console.print(table)
     if machine.get("unused_gpu"):
         console.print(_plain(_text(machine.get("unused_gpu"))))
+
+
+def free_memory(memory: Mapping[str, object]) -> str:
+    """What of a peer's memory is free, in words."""
+    total, weights, kv = (
+        format_bytes(int(_number(memory.get(name))))
+        for name in ("total_bytes", "free_weight_bytes", "free_kv_bytes")
+    )
+    return f"{total}, of which {weights} are free for weights and {kv} for KV caches"
 
 
 def _reached(reach: Mapping[str, object]) -> str:

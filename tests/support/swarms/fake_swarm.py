@@ -25,12 +25,13 @@ from molink.client.api.generation import (
 )
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.gateway.accounts.opening import opened_accounts
-from molink.client.gateway.app import add_origins, create_app
+from molink.client.gateway.app import add_origins, add_traces, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.shards.spec import ModelSpec, SamplingParams
+from molink.tracing import CURRENT_SPAN, Traces
 
 DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
@@ -98,6 +99,10 @@ class FakeSwarm:
     tags: list[str] = field(default_factory=list)
     """Of the requests that generations were begun for."""
     times_hops: bool = False
+    traces: Traces | None = None
+    """Of the gateway."""
+    trace_ids: list[bytes] = field(default_factory=list)
+    """Of the traces that generations were parts of."""
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -164,6 +169,8 @@ class FakeSwarm:
         assert timeout_s > 0
         self.calls.append((asked, params))
         self.tags.append(REQUEST_TAG.get())
+        if (span := CURRENT_SPAN.get()) is not None:
+            self.trace_ids.append(span.context.trace_id)
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -273,6 +280,7 @@ def gateway(
                 gatekeeper=opened,
                 invites=invites,
             )
+            add_traces(app, swarm.traces)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)
