@@ -52,14 +52,25 @@ EXTRAS = {
 def option(name: str) -> object:
     """The command line's option for a field of `Configuration`. Its value is checked with those of other sources."""
     declared = declared_options()[name]
-    shown, bounds = declared.option, declared.option.bounds
+    shown, bounds, words = declared.option, declared.option.bounds, option_words(declared)
     return typer.Option(
         f"--{name.replace('_', '-')}",
         metavar=shown.metavar or "|".join(declared.choices) or None,
         help=shown.help,
         min=bounds.ge,
         max=bounds.le,
+        autocompletion=(lambda incomplete: _beginning(words, incomplete)) if words else None,
     )
+
+
+def option_words(declared: Declared) -> tuple[str, ...]:
+    """The words that an option takes among its values, which a shell may offer."""
+    shown = declared.choices or tuple(declared.option.metavar.split("|"))
+    return tuple(word for word in shown if word.islower()) if len(shown) > 1 else ()
+
+
+def _beginning(words: Sequence[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
 
 
 InitialPeers = Annotated[list[str] | None, option("initial_peers")]

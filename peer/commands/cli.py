@@ -289,7 +289,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
 
     begin_loading_torch()  # priority and environment are as they should be; the next second is imports
     from molink.dht.host.lean_libp2p import load_lean_libp2p
-    from molink.peer.daemon.running import ProgressLines, run_until_left, say
+    from molink.peer.daemon.running import NO_VIEW, ProgressLines, run_until_left, say
     from molink.peer.daemon.settings import where_to_join
     from molink.shards.loading.lean_transformers import load_lean_transformers
 
@@ -301,13 +301,15 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     with loading_modules():
         load_lean_libp2p()
         load_lean_transformers()
+        from molink.peer.commands.live_view import terminal_view
         from molink.peer.daemon.bootstrap import PeerError
         from molink.peer.daemon.peer import Peer
 
     peer = Peer(settings, state, progress.report)
     private = settings.options.swarm_key is not None
     try:
-        asyncio.run(run_until_left(peer, state.path, progress, private=private))
+        view = terminal_view() if sys.stdout.isatty() else NO_VIEW
+        asyncio.run(run_until_left(peer, state.path, progress, private=private, view=view))
     except PeerError as error:
         raise CommandFailed(str(error)) from error
 

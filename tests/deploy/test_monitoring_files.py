@@ -35,8 +35,8 @@ STATE = ServingState(
 )
 COPIES = (
     "copied_sessions", "copied_behind_tokens", "copied_furthest_behind_tokens", "sent_copy_bytes",
-    "sent_computed_tokens", "input_log_bytes", "kept_copies", "kept_behind_tokens", "kept_furthest_behind_tokens", "kept_copy_bytes",
-    "computed_copy_tokens", "taken_over",
+    "sent_computed_tokens", "input_log_bytes", "kept_copies", "kept_behind_tokens",
+    "kept_furthest_behind_tokens", "kept_copy_bytes", "computed_copy_tokens", "taken_over",
 )  # fmt: skip
 
 
