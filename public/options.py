@@ -180,6 +180,16 @@ class Configuration:
     metrics_port: Annotated[
         int | None, Option("Serve /metrics for Prometheus to this machine; 0: any free port.", "N", PORT)
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Option(
+            "Send traces of requests that ask for it to this OpenTelemetry collector, such as http://127.0.0.1:4318.",
+            "URL",
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"], Option("What stands on stderr: text, or a JSON object in each line.")
+    ] = "text"
     transmission_policy: Annotated[
         str, Option("What leaves this machine first: molink, or a rival to measure.", "NAME")
     ] = "molink"

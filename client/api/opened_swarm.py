@@ -109,14 +109,17 @@ class OpenedSwarm:
             raise InvalidRequest(f"token ids must be in [0, {self.spec.vocabulary_size})", "tokens")
         return self.tokenizer.decode_written(ids)
 
-    def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
+    def session(
+        self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False, trace_context: bytes = b""
+    ) -> ClientSession:
         """Makes a session that has not begun."""
         asked = SessionRequest(
             ids,
             params,
-            trace or self.running.are_timed,
+            trace or bool(trace_context) or self.running.are_timed,
             self.options.activation_codec,
             self.options.partners == "auto",
+            trace_context,
             self.held.take(),
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)

@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from molink.client.api.circuits_preview import CircuitsPreview, preview_circuits
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
+from molink.client.api.generation_trace import GenerationTrace
 from molink.client.api.held_circuits import HeldCircuits
 from molink.client.api.opened_swarm import (
     Messages,
@@ -364,12 +365,19 @@ async def _events(
     calls: ToolCallStream | None = None,
 ) -> AsyncGenerator[TextPiece, None]:
     _check_timeout(timeout_s)
-    pieces = opened.pieces(opened.session(await encoded(), params), params, timeout_s, calls)
+    trace = GenerationTrace.begin(opened.spec.name)
+    ids = await encoded()
+    session = opened.session(ids, params, trace_context=b"" if trace is None else trace.context)
+    if trace is not None:
+        trace.follow(session)
+    pieces = opened.pieces(session, params, timeout_s, calls)
     try:
         async for piece in pieces:
             yield piece
     finally:
         await pieces.aclose()
+        if trace is not None:
+            trace.end()
 
 
 def _check_timeout(timeout_s: float) -> None:

@@ -19,13 +19,15 @@ from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import HANDLED, MESSAGES, on_error
 from molink.client.gateway.generating import Gateway
-from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.page.routes import add_page
 from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
+from molink.client.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from molink.client.gateway.telemetry.request_traces import RequestTraces
+from molink.tracing import Traces
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -69,7 +71,11 @@ def create_app(
     gateway = app.state.gateway = Gateway(models, metrics, slots, feed, gatekeeper)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(
-        RequestMiddleware, gatekeeper=gatekeeper, metrics=metrics, allowed_hosts=names, paths=WITH_BODIES
+        RequestMiddleware,
+        gatekeeper=gatekeeper,
+        metrics=metrics,
+        allowed_hosts=names,
+        paths=WITH_BODIES,
     )
     for kind in HANDLED:
         app.add_exception_handler(kind, on_error)
@@ -93,6 +99,12 @@ def add_origins(app: FastAPI, origins: Collection[str]) -> None:
             allow_headers=("*",),
             expose_headers=("retry-after", "x-request-id", *RATE_LIMIT_HEADERS),
         )
+
+
+def add_traces(app: FastAPI, traces: Traces | None) -> None:
+    """Has what is done for generations be told to a collector, and hops be asked to tell theirs; None: neither."""
+    if traces is not None:
+        app.add_middleware(RequestTraces, traces=traces, paths=WITH_BODIES)
 
 
 def _add_openai(app: FastAPI, gateway: Gateway) -> None:

@@ -25,13 +25,13 @@ from molink.client.gateway.apis.response_answers import ResponseAnswer
 from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
-from molink.client.gateway.metrics import Metrics
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.client.gateway.telemetry.metrics import Metrics
 from molink.shards.spec import ModelSpec, SamplingParams
 
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -220,7 +220,9 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(admitted.end)
             try:
+                asked_s = time.monotonic()
                 taken = await until_gone(request.receive, self._slots.take(user, choices.count))
+                self._metrics.queued(time.monotonic() - asked_s)
                 stack.callback(self._slots.give, user, taken)
                 choices.watch(admitted.note)
                 await stack.enter_async_context(choices)
@@ -236,14 +238,18 @@ class Gateway:
                 first = await until_gone(request.receive, _next(batches))
             except ClientGone:
                 return Response(status_code=499)
+            except SwarmError as error:
+                failure = failure_of(error)
+                self._failed(failure)
+                return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, batches, first, answer, choices.count))
+        return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
         async for items in _items(swarm, choices):
             for choice, piece in items:
-                self._note(generations, choice, piece)
+                self._note(generations, swarm.model.name, choice, piece)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
@@ -252,9 +258,10 @@ class Gateway:
         batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
         first: list[tuple[int, TextPiece]],
         answer: Answer,
-        count: int,
+        asked: tuple[str, int],
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. A failure is its last one."""
+        """The events of a stream of so many choices of a model. A failure is its last one."""
+        model, count = asked
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
@@ -266,7 +273,7 @@ class Gateway:
                         events += [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
                         events += answer.chunks(choice, piece)
-                        self._note(generations, choice, piece)
+                        self._note(generations, model, choice, piece)
                     if events or not items:
                         yield b"".join(event.encoded() for event in events or [WAITING])
                     items = await anext(batches, [])
@@ -275,18 +282,23 @@ class Gateway:
                 for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
-                for event in answer.failed(failure_of(error)):
+                failure = failure_of(error)
+                self._failed(failure)
+                for event in answer.failed(failure):
                     yield event.encoded()
             finally:
                 await batches.aclose()
 
-    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
+    def _failed(self, failure: ApiError) -> None:
+        self._metrics.generations.failed(failure.code or failure.type)
+
+    def _note(self, generations: dict[int, Generation], model: str, choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
             return
         if piece.generation is None:
             raise RuntimeError("a generation ended without its result")
         generations[choice] = piece.generation
-        self._metrics.generated(piece.generation)
+        self._metrics.generations.finished(piece.generation, model)
 
 
 async def _keep(answer: Answer) -> None:

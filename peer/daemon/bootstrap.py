@@ -47,6 +47,7 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
@@ -75,6 +76,7 @@ from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import GRAMMARS, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
+from molink.tracing import open_traces
 
 _log = logging.getLogger(__name__)
 
@@ -155,6 +157,12 @@ class Bootstrap:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         spec, masked = model.spec, None
+        name = settings.options.name or socket.gethostname()
+        resource = resource_of(identity.peer_id, name, spec)
+        traces = await stack.enter_async_context(
+            open_traces(settings.options.otlp_endpoint, "molink-peer", resource)
+        )
+        self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
         serving = await stack.enter_async_context(
@@ -181,7 +189,7 @@ class Bootstrap:
         base = own_facts(
             identity,
             PeerContact(
-                settings.options.name or socket.gethostname(),
+                name,
                 discovery.addresses,
                 (address,),
                 certificate,

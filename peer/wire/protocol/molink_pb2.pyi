@@ -349,6 +349,7 @@ class SessionDescriptor(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
     epoch: _builtins.int
@@ -364,6 +365,8 @@ class SessionDescriptor(_message.Message):
     """on links whose ends both take it; empty: the model's own numbers everywhere"""
     prefix_blocks: _builtins.bytes
     """names of the prompt's leading blocks of 16 tokens, 16 bytes each"""
+    trace_context: _builtins.bytes
+    """of the span that the session is a part of (W3C): trace id, span id, flags, 25"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -381,10 +384,11 @@ class SessionDescriptor(_message.Message):
         trace: _builtins.bool = ...,
         activation_codec: _builtins.str = ...,
         prefix_blocks: _builtins.bytes = ...,
+        trace_context: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,7 @@ from molink.client.circuit.reserving import Report
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.apis.kept_responses import KeptResponses
-from molink.client.gateway.app import add_kept_responses, add_origins, create_app
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
@@ -46,6 +46,7 @@ from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types
 from molink.routing import Route
 from molink.routing.routes.route import RouteHop
 from molink.shards.spec import ModelSpec, SamplingParams, Span
+from molink.tracing import CURRENT_SPAN, Traces
 
 DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
@@ -157,6 +158,10 @@ class FakeSwarm:
     order_error: SwarmError | None = None
     room: int = 32
     """Circuits for which its peers have memory."""
+    traces: Traces | None = None
+    """Of the gateway."""
+    trace_ids: list[bytes] = field(default_factory=list)
+    """Of the traces that generations were parts of."""
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -256,6 +261,8 @@ class FakeSwarm:
         assert timeout_s > 0
         self.calls.append((asked, params))
         self.tags.append(REQUEST_TAG.get())
+        if (span := CURRENT_SPAN.get()) is not None:
+            self.trace_ids.append(span.context.trace_id)
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -380,6 +387,7 @@ def gateway(
                 gatekeeper=gatekeeper,
                 invites=invites,
             )
+            add_traces(app, swarm.traces)
             if services is not None and gatekeeper is not None:
                 add_services(app, services.admin, models, gatekeeper)
             if kept is not None:
