@@ -1,0 +1,123 @@
+"""The guesses of one session: each source says its next token, and the one that has been right most often is taken.
+
+Sources are asked at each place of a trip, and all go on with what was taken. What is guessed is scored when the tokens
+are known, whether or not it travelled, so that it costs no trip to see that guessing would pay again. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from molink.peer.speculation.acceptance import LOOKUP, PREDICTION, TABLE, Acceptance, GuessKind
+from molink.peer.speculation.lookup import PredictionLookup, TextLookup
+from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
+
+MOST_GUESSES = 16
+"""Of one trip."""
+LEAST_CHANCE = 0.02
+"""A guess that arrives with less, those before it counted, is not made."""
+
+
+class Chain(Protocol):
+    """A source's guesses of what follows the sequence, one after the other."""
+
+    def guess(self) -> tuple[int, int] | None:
+        """The next token, and how strong a guess it is; None: nothing is guessed."""
+
+    def follow(self, token: int) -> None:
+        """The sequence goes on with this token, whoever guessed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that may come at one place of a trip."""
+
+    token_id: int
+    chance: float
+    """That it is right, if those before it are."""
+    source: str
+
+
+class SessionGuesses:
+    """Owns where one session's guesses come from, and how right each source has been in it."""
+
+    def __init__(self, table: NgramTable | None = None, prediction: Sequence[int] = ()) -> None:
+        """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
+        will be generated."""
+        self._text = TextLookup()
+        self._table = None if table is None else TableLookup(table)
+        self._prediction = PredictionLookup(prediction) if prediction else None
+        self._acceptance = Acceptance()
+        self._begun = False
+        self._proposed: list[tuple[int, list[tuple[GuessKind, int]]]] = []
+        """For each place of the latest chain the token that was taken and what each source said, until scored."""
+        self._sources: list[str] = []
+        """Whose guess each place of the latest chain is."""
+        self.guessed: dict[str, int] = {}
+        self.accepted: dict[str, int] = {}
+        """Guesses that travelled, and those of them that were right, by source."""
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
+        learnt."""
+        tokens = tuple(token_ids)
+        self._text.extend(tokens)
+        if not self._begun:
+            self._begun = True
+            if self._table is not None:
+                self._table.begin_with(tokens)
+            return
+        self._score(tokens)
+        for source in (self._table, self._prediction):
+            if source is not None:
+                source.extend(tokens)
+
+    def candidates(self, most: int) -> tuple[Guess, ...]:
+        """What may come next, place by place: at most so many, fewer where no source knows further."""
+        chains = self._chains()
+        self._proposed = []
+        guesses: list[Guess] = []
+        together = 1.0
+        for _ in range(min(most, MOST_GUESSES)):
+            said = [
+                ((name, found[1]), found[0]) for name, chain in chains if (found := chain.guess()) is not None
+            ]
+            if not said:
+                break
+            chance, (kind, token) = max((self._acceptance.chance(one[0]), one) for one in said)
+            together *= chance
+            if together < LEAST_CHANCE:
+                break
+            self._proposed.append((token, said))
+            guesses.append(Guess(token, chance, kind[0]))
+            for _, chain in chains:
+                chain.follow(token)
+        self._sources = [one.source for one in guesses]
+        return tuple(guesses)
+
+    def propose(self, most: int) -> tuple[int, ...]:
+        """The tokens that may come next, at most so many."""
+        return tuple(one.token_id for one in self.candidates(most))
+
+    def record(self, guessed: int, accepted: int) -> None:
+        """So many of the latest guesses travelled, and the first so many of these were right."""
+        for counted, places in ((self.guessed, guessed), (self.accepted, accepted)):
+            for source in self._sources[:places]:
+                counted[source] = counted.get(source, 0) + 1
+
+    def _chains(self) -> list[tuple[str, Chain]]:
+        chains: list[tuple[str, Chain]] = [(LOOKUP, self._text.begin())]
+        if self._table is not None:
+            chains.append((TABLE, self._table.begin()))
+        if self._prediction is not None:
+            chains.append((PREDICTION, self._prediction.begin()))
+        return chains
+
+    def _score(self, tokens: Sequence[int]) -> None:
+        """What each source said, place by place, as long as the chain went the way of the sequence."""
+        for token, (taken, said) in zip(tokens, self._proposed, strict=False):
+            for kind, guessed in said:
+                self._acceptance.record(kind, right=guessed == token)
+            if taken != token:
+                break
+        self._proposed = []
