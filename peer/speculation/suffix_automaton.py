@@ -46,6 +46,11 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return len(self.text)
 
+    @property
+    def states(self) -> int:
+        """At most two for each token, and one."""
+        return len(self._length)
+
     def append(self, token: int) -> None:
         """The text has this token more."""
         new = self._add_state(len(self.text) + 1, len(self.text))
