@@ -1,4 +1,4 @@
-"""Guesses from texts are what a naive search for the longest match gives, and cost the same however long the text is."""
+"""Guesses from texts are what a naive search for the longest match gives."""
 
 from hypothesis import given
 from hypothesis import strategies as st
