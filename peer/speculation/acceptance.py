@@ -1,13 +1,13 @@
 """How often guesses turn out right, by who guessed and how sure he was: of late, and as long as little is known, as
 elsewhere. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
 from molink.peer.speculation.lookup import RESUMED, STRONGEST
-from molink.peer.speculation.ngram_tables import LONGEST_CONTEXT, STRENGTHS_OF_CONTEXT
+from molink.peer.speculation.ngram_tables import STRENGTHS_OF_CONTEXT
 
 GuessKind: TypeAlias = tuple[str, int]
 """Source, and how strong it says that the guess is."""
@@ -16,19 +16,27 @@ PRIOR_GUESSES = 4
 """For how many guesses of a kind what is known beforehand counts."""
 REMEMBERED_GUESSES = 24
 """Of a kind: an average over about the last so many, so that it follows a text that changes."""
-BEFOREHAND: Mapping[GuessKind, float] = MappingProxyType(
-    {
-        **{(LOOKUP, bits): chance for bits, chance in enumerate((0.1, 0.15, 0.3, 0.45, 0.7, 0.85))},
-        **{
-            (TABLE, tokens * STRENGTHS_OF_CONTEXT + often): 0.12 * tokens + 0.1 * often
-            for tokens in range(1, LONGEST_CONTEXT + 1)
-            for often in range(STRENGTHS_OF_CONTEXT)
-        },
-        **{(PREDICTION, bits): 0.8 for bits in range(RESUMED, STRONGEST + 1)},
-        (DRAFT, 0): 0.6,
-    }
+
+
+def _beforehand(lookup: Sequence[float], table: Sequence[float], draft: float) -> Mapping[GuessKind, float]:
+    return MappingProxyType(
+        {
+            **{(LOOKUP, bits): chance for bits, chance in enumerate(lookup, 1)},
+            **{(TABLE, STRENGTHS_OF_CONTEXT + at): chance for at, chance in enumerate(table)},
+            **{(PREDICTION, bits): 0.8 for bits in range(RESUMED, STRONGEST + 1)},
+            (DRAFT, 0): draft,
+        }
+    )
+
+
+GREEDY = _beforehand(
+    (0.35, 0.6, 0.75, 0.8, 0.9), (0.2, 0.25, 0.45, 0.35, 0.5, 0.6, 0.5, 0.6, 0.75, 0.65, 0.8, 0.9), 0.7
 )
-"""What a session begins with: of lookup and tables about what was measured with the bundled model."""
+SAMPLED = _beforehand(
+    (0.15, 0.3, 0.6, 0.65, 0.75), (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9), 0.5
+)
+"""What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8. Of a table by
+length of context, and then by how often it was seen."""
 
 
 @dataclass(slots=True)
@@ -40,7 +48,7 @@ class _Average:
 class Acceptance:
     """Owns how often guesses of each kind were right in one session."""
 
-    def __init__(self, beforehand: Mapping[GuessKind, float] = BEFOREHAND) -> None:
+    def __init__(self, beforehand: Mapping[GuessKind, float]) -> None:
         self._beforehand = beforehand
         self._averages: dict[GuessKind, _Average] = {}
 

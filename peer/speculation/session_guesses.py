@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from molink.peer.speculation.acceptance import LOOKUP, PREDICTION, TABLE, Acceptance, GuessKind
+from molink.peer.speculation.acceptance import (
+    GREEDY,
+    LOOKUP,
+    PREDICTION,
+    SAMPLED,
+    TABLE,
+    Acceptance,
+    GuessKind,
+)
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
 
@@ -41,13 +49,15 @@ class Guess:
 class SessionGuesses:
     """Owns where one session's guesses come from, and how right each source has been in it."""
 
-    def __init__(self, table: NgramTable | None = None, prediction: Sequence[int] = ()) -> None:
+    def __init__(
+        self, table: NgramTable | None = None, prediction: Sequence[int] = (), *, sampled: bool = False
+    ) -> None:
         """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
-        will be generated."""
+        will be generated; where tokens are `sampled` less is guessed right."""
         self._text = TextLookup()
         self._table = None if table is None else TableLookup(table)
         self._prediction = PredictionLookup(prediction) if prediction else None
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
         self._begun = False
         self._proposed: list[tuple[int, list[tuple[GuessKind, int]]]] = []
         """For each place of the latest chain the token that was taken and what each source said, until scored."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.speculation.acceptance import TABLE, Acceptance
+from molink.peer.speculation.acceptance import SAMPLED, TABLE, Acceptance
 from molink.peer.speculation.ngram_tables import ClientTables, NgramTable
 from molink.peer.speculation.session_guesses import MOST_GUESSES, SessionGuesses
 
@@ -103,7 +103,7 @@ def test_a_source_that_has_been_wrong_is_passed_over_for_one_that_has_been_right
 
 @given(st.lists(st.booleans(), max_size=100))
 def test_a_chance_stays_one_and_follows_what_happens(outcomes: list[bool]) -> None:
-    acceptance = Acceptance()
+    acceptance = Acceptance(SAMPLED)
     for right in outcomes:
         acceptance.record((TABLE, 5), right=right)
         assert 0 <= acceptance.chance((TABLE, 5)) <= 1
