@@ -35,8 +35,8 @@ GREEDY = _beforehand(
 SAMPLED = _beforehand(
     (0.15, 0.3, 0.6, 0.65, 0.75), (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9), 0.5
 )
-"""What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8. Of a table by
-length of context, and then by how often it was seen."""
+"""What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8: of tables
+by length of context, and then by how often it was seen."""
 
 
 @dataclass(slots=True)
