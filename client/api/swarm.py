@@ -42,9 +42,12 @@ class AsyncSwarm:
             that take part in it; tokens may then differ. `none`: the model's own numbers, nothing is lost.
         partners: `auto` has other peers keep copies of the KV caches of a generation's hops, where some have room, so
             that it goes on at once if a hop is lost; they read what those hops read. `off`: none are kept.
+        speculation: `auto` has the head of a circuit guess tokens, so that one trip round it brings several where
+            guesses are right; the tokens are the same. `off`: each trip brings one.
         report: called with a line of progress while circuits form.
 
-    Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
+    Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Beside them
+    `speculation` may be given for one generation, and `prediction`: text or token ids that are likely to come. Greedy
     decoding in float32 gives the tokens that transformers gives; in other dtypes, those of some batch composition.
     """
 
@@ -58,6 +61,7 @@ class AsyncSwarm:
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
         partners: str = "auto",
+        speculation: str = "auto",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._options = SwarmOptions(
@@ -69,6 +73,7 @@ class AsyncSwarm:
             activation_codec,
             partners,
             report or _no_report,
+            speculation,
         )
         self.text_work: OpenTextWork | None = None
         """Turns text into tokens; to be set before the swarm is opened. None: a thread for a model of this machine,
@@ -217,7 +222,9 @@ class AsyncSwarm:
     ) -> AsyncGenerator[TextPiece, None]:
         """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
         opened = self._open()
-        return _events(opened, lambda: opened.encode(prompt), checked_params(params, sampling), timeout_s)
+        return _events(
+            opened, lambda: opened.encode(prompt), checked_params(params, sampling), sampling, timeout_s
+        )
 
     def stream_chat_events(
         self,
@@ -242,6 +249,7 @@ class AsyncSwarm:
             opened,
             lambda: opened.encode_chat(messages, chat),
             checked_params(params, sampling),
+            sampling,
             timeout_s,
             opened.tool_calls(tools),
         )
@@ -271,9 +279,11 @@ class AsyncSwarm:
     ) -> Explanation:
         """Generates, and says for each hop what it was predicted to take and what it took."""
         opened = self._open()
-        params = checked_params(None, {"max_new_tokens": 32, **sampling})
+        asked: Sampling = {"max_new_tokens": 32, **sampling}
+        params = checked_params(None, asked)
         _check_timeout(timeout_s)
-        session = opened.session(await opened.encode(prompt), params, trace=True)
+        speculation = await opened.speculation(sampling)
+        session = opened.session(await opened.encode(prompt), params, speculation, trace=True)
         tracer = Tracer()
         session.watch = tracer.record_token
         generation = await _whole(opened.pieces(session, params, timeout_s))
@@ -303,11 +313,13 @@ async def _events(
     opened: OpenedSwarm,
     encoded: Callable[[], Awaitable[tuple[int, ...]]],
     params: SamplingParams,
+    sampling: Sampling,
     timeout_s: float,
     calls: ToolCallStream | None = None,
 ) -> AsyncGenerator[TextPiece, None]:
     _check_timeout(timeout_s)
-    pieces = opened.pieces(opened.session(await encoded(), params), params, timeout_s, calls)
+    speculation = await opened.speculation(sampling)
+    pieces = opened.pieces(opened.session(await encoded(), params, speculation), params, timeout_s, calls)
     try:
         async for piece in pieces:
             yield piece

@@ -1,6 +1,8 @@
 """Generating for requests: slots are taken, generations run, and their answer goes out whole or as a stream."""
 
 import asyncio
+import hashlib
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
@@ -10,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
+from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.errors import InvalidRequest, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
 from molink.client.gateway.accounts.errors import QuotaExceeded
@@ -57,6 +60,8 @@ class Gateway:
         self._metrics = metrics
         self._slots = slots
         self._since = int(time.time())
+        self._scope_key = secrets.token_bytes(32)
+        """With which users are told apart to peers, without saying who they are."""
         self._running: set[Choices] = set()
 
     def stop(self) -> None:
@@ -85,7 +90,9 @@ class Gateway:
         echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
         answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
         streams = [
-            swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            swarm.stream_events(
+                prompt, params=params, timeout_s=FORMATION_TIMEOUT_S, prediction=body.predicted
+            )
             for prompt, params in jobs
         ]
         is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
@@ -106,7 +113,7 @@ class Gateway:
         )
         params = [body.params(choice) for choice in range(body.choices)]
         chat = body.chat()
-        choices = _chat_choices(swarm, chat, params, "messages")
+        choices = _chat_choices(swarm, chat, params, "messages", body.predicted)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
@@ -200,6 +207,7 @@ class Gateway:
     ) -> Response:
         caller: Caller = request.state.caller
         user = caller.user or user_of(request.client.host if request.client else None)
+        GUESS_SCOPE.set(hashlib.blake2b(user.encode(), key=self._scope_key, digest_size=16).digest())
         async with AsyncExitStack() as stack:
             stack.callback(admitted.end)
             try:
@@ -295,7 +303,11 @@ async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[
 
 
 def _chat_choices(
-    swarm: ServingSwarm, chat: ChatInput, params: Sequence[SamplingParams], parameter: str
+    swarm: ServingSwarm,
+    chat: ChatInput,
+    params: Sequence[SamplingParams],
+    parameter: str,
+    prediction: str | None = None,
 ) -> Choices:
     """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
     _require_possible(chat.text_bytes, swarm.model, parameter)
@@ -306,6 +318,7 @@ def _chat_choices(
             chat_template_kwargs=chat.variables,
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,
+            prediction=prediction,
         )
         for one in params
     ]

@@ -24,6 +24,17 @@ class Metrics:
         self._tokens = Counter(
             "molink_gateway_tokens", "Tokens of finished generations", ("kind",), registry=self._registry
         )
+        self._trips = Counter(
+            "molink_gateway_trips",
+            "Trips round circuits that brought tokens of finished generations",
+            registry=self._registry,
+        )
+        self._guesses = Counter(
+            "molink_gateway_guesses",
+            "Tokens guessed in finished generations, by outcome: accepted or rejected",
+            ("outcome",),
+            registry=self._registry,
+        )
         self._ttft_s = Histogram(
             "molink_gateway_ttft_seconds",
             "Time to the first token, forming a circuit included",
@@ -81,6 +92,9 @@ class Metrics:
         """A generation has finished."""
         self._tokens.labels("prompt").inc(generation.prompt_tokens)
         self._tokens.labels("generated").inc(len(generation.token_ids))
+        self._trips.inc(generation.trips)
+        self._guesses.labels("accepted").inc(generation.accepted_tokens)
+        self._guesses.labels("rejected").inc(generation.guessed_tokens - generation.accepted_tokens)
         self._ttft_s.observe(generation.ttft_s)
         if len(generation.token_ids) > 1:
             self._tpot_s.observe(generation.tpot_s)

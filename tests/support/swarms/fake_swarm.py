@@ -24,6 +24,7 @@ from molink.client.api.generation import (
     TokenLogprob,
 )
 from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.app import add_origins, create_app
 from molink.client.gateway.connections import Connections
@@ -98,6 +99,12 @@ class FakeSwarm:
     tags: list[str] = field(default_factory=list)
     """Of the requests that generations were begun for."""
     times_hops: bool = False
+    predictions: list[str | None] = field(default_factory=list)
+    """Of each generation: what is likely to come."""
+    scopes: list[bytes] = field(default_factory=list)
+    """Of each generation: the scope in which it is guessed."""
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -119,8 +126,14 @@ class FakeSwarm:
         self.times_hops = wanted
 
     def stream_events(
-        self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -131,7 +144,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         self.tools.append(tuple(tools))
         self.template_variables.append(dict(chat_template_kwargs or {}))
         calls = ToolCallStream(FORMS[0], types_of(tools)) if tools else None
@@ -164,6 +179,7 @@ class FakeSwarm:
         assert timeout_s > 0
         self.calls.append((asked, params))
         self.tags.append(REQUEST_TAG.get())
+        self.scopes.append(GUESS_SCOPE.get())
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -209,6 +225,9 @@ class FakeSwarm:
             logprobs=tuple(scored),
             recoveries=self.recoveries,
             cached_tokens=self.cached_tokens,
+            trips=1,
+            guessed_tokens=self.guessed_tokens,
+            accepted_tokens=self.accepted_tokens,
             stop_string=self.stop_string,
             tool_calls=tuple(called),
         )
