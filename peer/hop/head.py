@@ -10,6 +10,7 @@ from molink.peer.scheduling.in_flight_limit import InFlightLimit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripBegun, TripLoad
 from molink.routing.cost.prefill_chunks import Cut, most_chunk_tokens
 
 MOST_WAIT_S = 30.0
@@ -32,6 +33,8 @@ class Head(Generic[Session, Payload]):
         """Sessions whose prompts wait for others."""
         self._returned: dict[Session, tuple[int, Payload]] = {}
         """The next steps that wait for their circuit."""
+        self._lone: dict[Session, TripBegun] = {}
+        """The latest trips of sessions that this hop is the whole circuit of: they step with whatever waits here."""
 
     @property
     def has_waiting(self) -> bool:
@@ -41,7 +44,7 @@ class Head(Generic[Session, Payload]):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is kept of any session."""
-        return not (self._gathered or self._returned or self._limit or self._gathering)
+        return not (self._gathered or self._returned or self._lone or self._limit or self._gathering)
 
     # -- prompts
 
@@ -95,8 +98,26 @@ class Head(Generic[Session, Payload]):
             return []
         return [(one, *self._returned.pop(one)) for one in self._limit.release_ready(now_s)]
 
+    def load_of(self, session: Session) -> TripLoad:
+        """What shares the circuit with the session's decode step that begins now."""
+        if not session.is_tail:
+            return self._limit.load_of(session)
+        others = [trip for other, trip in self._lone.items() if other is not session]
+        if not others:
+            return ALONE
+        rows = sum([1 + one.guesses for one in others])
+        return TripLoad(BatchLoad(rows, sum([one.tokens for one in others])))
+
+    def record_begun(self, session: Session, trip: TripBegun) -> None:
+        """That decode step of the session begins."""
+        if session.is_tail:
+            self._lone[session] = trip
+        else:
+            self._limit.record_begun(session, trip)
+
     def end_decode(self, session: Session) -> None:
         """No further decode step of the session is to come."""
+        self._lone.pop(session, None)
         self._returned.pop(session, None)
         self._limit.forget_session(session)
 

@@ -12,31 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from molink.peer.scheduling.trip_load import ALONE, TripLoad
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLoad:
-    """A micro-batch on its way."""
-
-    rows: int
-    tokens: float
-    """That its trips are expected to bring."""
-
-
-@dataclass(frozen=True, slots=True)
-class TripLoad:
-    """What travels along the circuit beside the session whose trip begins, and what has been measured of it."""
-
-    beside: BatchLoad | None = None
-    """The other sessions of its micro-batch; None: there are none."""
-    others: tuple[BatchLoad, ...] = ()
-    """The other micro-batches in flight."""
-    waited_ms: float = 0.0
-    """By how much trips of late took longer than predicted: they waited for engines that others use."""
-
-
-ALONE = TripLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +75,12 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
         if tokens_per_ms > most_tokens_per_ms:
             best, most_tokens_per_ms = guesses, tokens_per_ms
     return best
+
+
+def predicted_ms(costs: CircuitCosts, guesses: int, load: TripLoad = ALONE) -> float:
+    """What a trip with so many guesses takes beside that load, if nothing waits for what others use."""
+    beside_rows = 0 if load.beside is None else load.beside.rows
+    return costs.trip_ms(beside_rows + 1 + guesses, [one.rows for one in load.others])
 
 
 def _costs(stages: Sequence[PipelineStage], rows: int) -> StepCosts:

@@ -44,6 +44,10 @@ class LookupChain:
         copied._length = self._length
         return copied
 
+    def settle(self) -> None:
+        """The text has grown."""
+        self._match = self._automaton.settle(self._match)
+
     def guess(self) -> tuple[int, int] | None:
         """The next token, and how strong a guess it is; None: the text says nothing."""
         text, place = self._automaton.text, self._place + 1
@@ -106,7 +110,7 @@ class PredictionLookup:
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._automaton = SuffixAutomaton()
-        self._automaton.extend(token_ids)
+        self._unread = deque(token_ids)
         self._chain = LookupChain(self._automaton, NO_MATCH, -1, resumes=True)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -115,5 +119,8 @@ class PredictionLookup:
             self._chain.follow(token)
 
     def begin(self) -> LookupChain:
-        """Guesses of what comes behind the sequence."""
+        """Guesses of what comes behind the sequence, as far as the prediction has been read."""
+        for _ in range(min(len(self._unread), MOST_READ_TOKENS)):
+            self._automaton.append(self._unread.popleft())
+            self._chain.settle()
         return self._chain.copy()

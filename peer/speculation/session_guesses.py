@@ -6,8 +6,11 @@ are known, whether or not it travelled, so that it costs no trip to see that gue
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
+from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.acceptance import (
     GREEDY,
     LOOKUP,
@@ -17,10 +20,12 @@ from molink.peer.speculation.acceptance import (
     Acceptance,
     GuessKind,
 )
+from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
+from molink.routing.cost.pipeline import PipelineStage
 
-MOST_GUESSES = 16
+MOST_GUESSES = 15
 """Of one trip."""
 LEAST_CHANCE = 0.02
 """A guess that arrives with less, those before it counted, is not made."""
@@ -50,15 +55,24 @@ class SessionGuesses:
     """Owns where one session's guesses come from, and how right each source has been in it."""
 
     def __init__(
-        self, table: NgramTable | None = None, prediction: Sequence[int] = (), *, sampled: bool = False
+        self,
+        table: NgramTable | None = None,
+        prediction: Sequence[int] = (),
+        stages: Sequence[PipelineStage] = (),
+        *,
+        sampled: bool = False,
     ) -> None:
         """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
-        will be generated; where tokens are `sampled` less is guessed right."""
+        will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
+        many guesses travel; without them all do."""
         self._text = TextLookup()
         self._table = None if table is None else TableLookup(table)
         self._prediction = PredictionLookup(prediction) if prediction else None
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
-        self._begun = False
+        self._costs = CircuitCosts(stages) if stages else None
+        self.begun = NO_GUESSES
+        """The latest trip, as it was proposed."""
+        self._is_begun = False
         self._proposed: list[tuple[int, list[tuple[GuessKind, int]]]] = []
         """For each place of the latest chain the token that was taken and what each source said, until scored."""
         self._sources: list[str] = []
@@ -72,8 +86,8 @@ class SessionGuesses:
         learnt."""
         tokens = tuple(token_ids)
         self._text.extend(tokens)
-        if not self._begun:
-            self._begun = True
+        if not self._is_begun:
+            self._is_begun = True
             if self._table is not None:
                 self._table.begin_with(tokens)
             return
@@ -105,9 +119,17 @@ class SessionGuesses:
         self._sources = [one.source for one in guesses]
         return tuple(guesses)
 
-    def propose(self, most: int) -> tuple[int, ...]:
-        """The tokens that may come next, at most so many."""
-        return tuple(one.token_id for one in self.candidates(most))
+    def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
+        """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
+        are scored, also those that do not travel."""
+        found = self.candidates(MOST_GUESSES)
+        chances = [one.chance for one in found[:most]]
+        costs, count = self._costs, len(chances)
+        if costs is not None:
+            count = guess_count(chances, costs, load)
+        tokens = sum(accumulate(chances[:count], mul, initial=1.0))
+        self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))
+        return tuple(one.token_id for one in found[:count])
 
     def record(self, guessed: int, accepted: int) -> None:
         """So many of the latest guesses travelled, and the first so many of these were right."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.swarms.pipelines import pipelines, roofline, stage
 
 from molink.peer.scheduling.in_flight_rules import iteration_ms, molink
-from molink.peer.speculation.guess_count import BatchLoad, CircuitCosts, TripLoad, guess_count
+from molink.peer.scheduling.trip_load import BatchLoad, TripLoad
+from molink.peer.speculation.guess_count import CircuitCosts, guess_count
 from molink.peer.speculation.session_guesses import Guess, SessionGuesses
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.simnet.core.generations import GenerationTape

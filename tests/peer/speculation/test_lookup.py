@@ -120,6 +120,7 @@ def test_a_prediction_that_is_right_is_guessed_from_its_beginning_to_its_end(pre
 
 def test_behind_one_token_that_differs_the_prediction_goes_on() -> None:
     prediction = PredictionLookup(range(20))
+    prediction.begin()
     prediction.extend([0, 1, 2, 99])
     assert prediction.begin().guess() == (4, RESUMED)
     assert guesses(prediction.begin(), 3) == [4, 5, 6]
@@ -127,12 +128,14 @@ def test_behind_one_token_that_differs_the_prediction_goes_on() -> None:
 
 def test_text_that_the_prediction_has_not_is_left_behind_when_two_of_its_tokens_come_again() -> None:
     prediction = PredictionLookup(range(20))
+    prediction.begin()
     prediction.extend([0, 1, 2, *range(50, 60), 3, 4])
     assert guesses(prediction.begin(), 3) == [5, 6, 7]
 
 
 def test_text_that_the_prediction_has_more_of_is_passed_over() -> None:
     prediction = PredictionLookup(range(20))
+    prediction.begin()
     prediction.extend([0, 1, 2, 9, 10, 11])
     assert guesses(prediction.begin(), 3) == [12, 13, 14]
 
@@ -140,6 +143,16 @@ def test_text_that_the_prediction_has_more_of_is_passed_over() -> None:
 @given(texts, texts)
 def test_guesses_of_a_prediction_are_of_its_text(predicted: list[int], generated: list[int]) -> None:
     prediction = PredictionLookup(predicted)
+    prediction.begin()
     prediction.extend(generated)
     found = guesses(prediction.begin(), examples(8))
     assert any(predicted[at : at + len(found)] == found for at in range(len(predicted) + 1))
+
+
+def test_a_long_prediction_is_read_in_turns_from_its_beginning() -> None:
+    prediction = PredictionLookup(range(3 * MOST_READ_TOKENS))
+    for at in range(20):
+        assert prediction.begin().guess() == (at, min(at.bit_length(), 5))
+        prediction.extend([at])
+    prediction.extend(range(2 * MOST_READ_TOKENS, 2 * MOST_READ_TOKENS + 3))
+    assert guesses(prediction.begin(), 1) == [2 * MOST_READ_TOKENS + 3]
