@@ -61,6 +61,8 @@ class SessionPlan:
     """How activations travel out of each hop (see `codecs.py`)."""
     stages: tuple[PipelineStage, ...]
     """The circuit for predictions."""
+    speculates: bool = False
+    """Whether its head may guess tokens."""
 
     @property
     def circuit(self) -> Circuit:
@@ -86,8 +88,9 @@ class ServedSession(HopSession):
     def __init__(self, plan: SessionPlan, hop: int, owner: Link) -> None:
         """`owner` is the client's link."""
         place = HopPlace(
-            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop]
-        )
+            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop],
+            plan.prompt_tokens + plan.params.max_new_tokens,
+        )  # fmt: skip
         super().__init__(plan.key, place)
         self.plan = plan
         self.owner = owner
@@ -112,6 +115,8 @@ class ServedSession(HopSession):
         """At the tail: what draws depend on beside the logits; None: nothing."""
         if self.is_tail and (plan.params.has_penalties or plan.params.grammar is not None):
             self.drawing, self.progress.draws_to = TailDrawing(plan.params, plan.prompt_tokens), 0
+        self.told_guesses: tuple[int, tuple[int, ...]] = 0, ()
+        """At the tail: the guesses that the head has told it of, and of which step they are."""
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 
@@ -200,6 +205,7 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         capacity_tokens=descriptor.capacity_tokens,
         vocabulary=spec.vocabulary_size,
         trace=descriptor.trace,
+        speculates=descriptor.speculates,
         prefix=_read_prefix(descriptor),
         encodings=encodings,
         stages=tuple(

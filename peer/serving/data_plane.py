@@ -12,6 +12,7 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.idle_engine import IdleEngine
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession, SessionTable
@@ -96,6 +97,8 @@ class DataPlaneSettings:
     """Whether copies are kept for others, and of what is here."""
     roles: Roles = Roles.OFF
     """Whether sessions go over to partners that have copies of them."""
+    guesses: GuessesOf | None = None
+    """Who guesses the tokens of sessions whose head is here; None: nobody."""
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -175,6 +178,8 @@ class DataPlane:
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
+        if settings.guesses is not None:
+            self.stepper.guess_by(settings.guesses)
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)

@@ -97,17 +97,11 @@ class SimulatedPeer:
         steps = effect.steps
         rows = tokens = attended = sampled = 0
         for one in steps:
-            after = one.position + one.tokens
-            tokens += after
-            if one.prefill:
-                count = one.tokens
-                rows += count
-                attended += count * one.position + count * (count + 1) // 2
-                sampled += one.sample
-            else:
-                rows += 1
-                attended += after
-                sampled += 1
+            count = one.tokens
+            tokens += one.position + count
+            rows += count
+            attended += count * one.position + count * (count + 1) // 2
+            sampled += one.draws
         session = steps[0].session
         taken_s = self._engine.compute_s(
             session.span, Work(rows, tokens, attended), sampled if session.is_tail else 0
@@ -146,7 +140,7 @@ class SimulatedPeer:
             len(span),
             span.start == 0,
             span.stop == self._layers,
-            tuple([one.position for one in steps if not one.prefill]),
+            tuple([one.position + at for one in steps if not one.prefill for at in range(one.tokens)]),
             tuple([(one.tokens, one.position) for one in steps if one.prefill]),
         )
 
@@ -166,8 +160,8 @@ def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
         return []
     drawn = []
     for one in steps:
-        if one.sample:
-            session, position = one.session, one.position + one.tokens
+        if one.draws:
+            session, position = one.session, one.position + one.tokens - one.guesses
             drawn.append((session, one.step, position, position >= session.last_position, None, None))
     return drawn
 

@@ -77,10 +77,9 @@ class SimulatedSender:
         if prefill := steps[0].prefill:
             traffic_class, due_s, tokens = _PREFILL, frame.due_s, sum([one.tokens for one in steps])
         else:
-            traffic_class, due_s, tokens = _DECODE, 0.0, len(steps)
+            traffic_class, due_s, tokens = _DECODE, 0.0, sum([one.tokens for one in steps])
         rows = [
-            (one.session.after, one.step, one.tokens, one.sample, prefill, one.position, None)
-            for one in steps
+            (one.session.after, one.step, one.tokens, one.draws, prefill, one.position, None) for one in steps
         ]
         size_bytes = activations_bytes(len(steps), tokens, self._activation_bytes)
         whose = tuple([one.session.key.session for one in steps])

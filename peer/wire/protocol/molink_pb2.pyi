@@ -506,6 +506,7 @@ class ActivationRow(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -516,6 +517,10 @@ class ActivationRow(_message.Message):
     prefill: _builtins.bool
     position: _builtins.int
     """of the first of them in the sequence; what a KV cache holds from there on is"""
+    guesses: _builtins.int
+    """cut off
+    of a decode step: so many of its rows, the last ones, are of guessed tokens;
+    """
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     def __init__(
@@ -529,10 +534,11 @@ class ActivationRow(_message.Message):
         prefill: _builtins.bool = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
         position: _builtins.int = ...,
+        guesses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guesses", b"guesses", "position", b"position", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,6 +570,58 @@ class Activations(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activations: _TypeAlias = Activations  # noqa: Y015
+
+@_typing.final
+class Guess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    step: _builtins.int
+    """whose guesses these are"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        step: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guess: _TypeAlias = Guess  # noqa: Y015
+
+@_typing.final
+class Guesses(_message.Message):
+    """a head to the tail: hops between see no tokens"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def guesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guess]: ...
+    def __init__(
+        self,
+        *,
+        guesses: _abc.Iterable[Global___Guess] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guesses", b"guesses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guesses: _TypeAlias = Guesses  # noqa: Y015
 
 @_typing.final
 class TopLogprob(_message.Message):

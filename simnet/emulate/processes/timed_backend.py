@@ -78,7 +78,7 @@ class TimedEngine:
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span
-        ends the model, logits [rows with want_logits, 1], of which everybody draws token 0.
+        ends the model, logits [sum of logit_rows, 1], of which everybody draws token 0.
 
         Raises NotHeld and CacheFull, and ValueError where rows and hidden do not fit each other.
         """
@@ -88,9 +88,9 @@ class TimedEngine:
         if hidden is not None and hidden.shape != (count, self.spec.hidden_size):
             raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
-            row.cache.begin_step()
+            row.cache.begin_step(row.guesses)
             row.cache.require(row.count)
-        sampled = sum(row.want_logits for row in rows)
+        sampled = sum(row.logit_rows for row in rows)
         result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
         self._take_time(began_s, span, rows, sampled)
         for row in rows:
@@ -120,7 +120,7 @@ class TimedEngine:
         span, rows = slice_.steps[0].span, [replace(step.row, count=count) for step, count in counts]
         part = Span(slice_.layer, min(slice_.layer + layers, span.stop))
         done = slice_.finishing(slice_.hidden) if part.stop == span.stop else []
-        sampled = sum(step.row.want_logits for step, _ in done)
+        sampled = sum(step.row.logit_rows for step, _ in done)
         self._take_time(began_s, part, rows, sampled)
         slice_.layer = part.stop
         if part.stop < span.stop:

@@ -141,7 +141,7 @@ def logits_of(
     parts = [PROMPT, *((7 * at % 300,) for at in range(steps))]
     for at, part in enumerate(parts, start=-1):
         before(at)
-        found.append(engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0])
+        found.append(engine.step(span, [Rows(cache, len(part), part, logit_rows=1)], None)[0])
     return found
 
 
@@ -157,11 +157,11 @@ def logits_together(engine: Engine, lengths: Sequence[int], steps: int) -> list[
         names = block_names(prompt, b"model")
         cache = engine.new_cache(span, len(prompt) + steps, names, reserve=at % 2 == 0)
         rest = prompt[cache.length :]
-        engine.step(span, [Rows(cache, len(rest), rest, want_logits=False)], None)
+        engine.step(span, [Rows(cache, len(rest), rest, logit_rows=0)], None)
         cache.name_blocks(names)
         caches.append(cache)
     for step in range(steps):
-        rows = [Rows(cache, 1, ((7 * step + at) % 300,), want_logits=True) for at, cache in enumerate(caches)]
+        rows = [Rows(cache, 1, ((7 * step + at) % 300,), logit_rows=1) for at, cache in enumerate(caches)]
         found.append(list(engine.step(span, rows, None)))
     return found
 

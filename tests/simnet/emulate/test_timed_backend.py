@@ -28,7 +28,7 @@ def test_tokens_count_in_the_cache_when_they_are_through_the_last_layer() -> Non
     span = Span(2, 5)
     engine = timed_engine(span)
     cache, hidden = engine.new_cache(span, 64), torch.zeros(40, QWEN2_7B.spec().hidden_size)
-    step = engine.begin_partial(span, Rows(cache, 40, None, want_logits=True), hidden)
+    step = engine.begin_partial(span, Rows(cache, 40, None, logit_rows=1), hidden)
     first = engine.gather_slice([step], [24])
     assert engine.advance_slice(first, 2) == ((), None)
     assert cache.length == 0
@@ -45,7 +45,7 @@ def test_the_end_of_the_model_gives_logits_for_the_parts_that_are_through_and_dr
     span = Span(LAYERS - 1, LAYERS)
     engine = timed_engine(span)
     steps = [
-        engine.begin_partial(span, Rows(engine.new_cache(span, 64), 20, None, want_logits=asks), None)
+        engine.begin_partial(span, Rows(engine.new_cache(span, 64), 20, None, logit_rows=int(asks)), None)
         for asks in (True, False, True)
     ]
     through, result = engine.advance_slice(engine.gather_slice(steps, [20, 20, 10]), 1)

@@ -31,6 +31,10 @@ class ServedCircuit:
     """By session: how many tokens of its prompt's beginning each hop held when it was ready."""
     least: dict[int, list[int]] = field(default_factory=dict)
     """By session: behind how many of them each hop can begin at least."""
+    speculates: bool = False
+    """Whether its sessions' head may guess."""
+    sampling: pb.Sampling = field(default_factory=pb.Sampling)
+    """What sessions ask for beside what they are asked to have."""
 
     async def reserve(
         self, session: int, prompt_tokens: int, new_tokens: int, prefix_blocks: bytes = b""
@@ -42,6 +46,8 @@ class ServedCircuit:
         descriptor.sampling.max_new_tokens = new_tokens
         descriptor.prefix_blocks = prefix_blocks
         descriptor.sampling.ClearField("stop_token_ids")
+        descriptor.sampling.MergeFrom(self.sampling)
+        descriptor.speculates = self.speculates
         await self.lease(descriptor, session)
         return descriptor
 

@@ -26,7 +26,7 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
 from molink.shards.checkpoint import store
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import GUESSES, PENALTIES, ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
 NOBODY_ELSE = KnownSwarm()
@@ -140,6 +140,7 @@ async def served(
         facts = replace(
             facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
             activation_codecs=settings.activation_codecs,
+            sampling_abilities=(PENALTIES, GUESSES),
         )
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())
