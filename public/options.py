@@ -147,6 +147,13 @@ class Configuration:
             "Whether sessions go over to partners while this peer computes prompts: auto, if it pays; off, unless told."
         ),
     ] = "off"
+    draft: Annotated[
+        Literal["auto", "off", "lookup"],
+        Option(
+            "What tokens are guessed from where this peer is the head: a session's text, and with auto its client's "
+            "earlier generations."
+        ),
+    ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),

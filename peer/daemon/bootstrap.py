@@ -46,6 +46,7 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
@@ -244,7 +245,7 @@ class Bootstrap:
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
-        listen, port = settings.listen, settings.options.grpc_port
+        listen, port, draft = settings.listen, settings.options.grpc_port, settings.options.draft
         return DataPlaneSettings(
             listen=(listen, port or free_port(listen, self._state.ports()[1])),
             activation_codecs=computing.activation_codecs,
@@ -257,6 +258,7 @@ class Bootstrap:
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
+            guesses=None if draft == "off" else HeadGuesses(tables=draft == "auto"),
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:

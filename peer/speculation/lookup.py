@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from molink.peer.speculation.suffix_automaton import NO_MATCH, Match, SuffixAutomaton
 
-MOST_TEXT_TOKENS = 65_536
+MOST_TEXT_TOKENS = 16_384
 """Of a sequence that is longer only the end is looked in."""
 MOST_READ_TOKENS = 512
 """How many tokens are read before a chain begins: a millisecond's work. A long prompt is read in several."""

@@ -2,7 +2,7 @@
 
 The automaton (Blumer et al. 1985) has a state for each set of substrings that end at the same places, at most two for
 each token, and grows by a token in constant time on average. Nearly all states have one transition, which is in arrays;
-the others' further ones are in dictionaries: some 60 bytes for each token of a text.
+the others' further ones are in dictionaries: some 120 bytes for each token of a text.
 """
 
 from array import array
