@@ -313,7 +313,7 @@ class HopCore(Generic[Session, Payload]):
             self._begin_step(session, step, payload, now_s)
 
     def _begin_step(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
-        """Queues a decode step: the last token, and guesses; without at an epoch's end, so that hops know what it holds."""
+        """Queues a decode step: a token, and guesses; none at an epoch's end, so that hops know what it holds."""
         progress, trip = session.progress, NO_GUESSES
         if session.guesser is not None and not progress.moves:
             most = most_guesses(session, self._settings.most_step_tokens)
