@@ -71,7 +71,7 @@ from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
 
@@ -193,7 +193,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
+                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)
