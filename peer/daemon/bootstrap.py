@@ -246,6 +246,9 @@ class Bootstrap:
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
         listen, port, draft = settings.listen, settings.options.grpc_port, settings.options.draft
+        guesses = None if draft == "off" else HeadGuesses(tables=draft == "auto")
+        if guesses is not None:
+            self._metrics.watch_guesses(guesses.counts)
         return DataPlaneSettings(
             listen=(listen, port or free_port(listen, self._state.ports()[1])),
             activation_codecs=computing.activation_codecs,
@@ -258,7 +261,7 @@ class Bootstrap:
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
-            guesses=None if draft == "off" else HeadGuesses(tables=draft == "auto"),
+            guesses=guesses,
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:

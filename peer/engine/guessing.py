@@ -10,7 +10,7 @@ from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
-from molink.peer.speculation.session_guesses import SessionGuesses
+from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards.spec import GUESSES, ModelSpec
@@ -77,6 +77,8 @@ class HeadGuesses:
         self._tables = ClientTables() if tables else None
         self._read: dict[ServedSession, int] = {}
         """By session: at most how many tokens are kept to look things up in."""
+        self.counts = SourceCounts()
+        """Of all sessions, those that have ended too."""
 
     def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
         """None: as many tokens are kept as may be."""
@@ -88,7 +90,8 @@ class HeadGuesses:
         self._read[session] = tokens
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
-        return SessionGuesses(table, prediction, plan.stages, sampled=plan.params.temperature > 0)
+        sampled = plan.params.temperature > 0
+        return SessionGuesses(table, prediction, plan.stages, sampled=sampled, totals=self.counts)
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:

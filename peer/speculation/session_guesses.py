@@ -5,7 +5,7 @@ are known, whether or not it travelled, so that it costs no trip to see that gue
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
@@ -51,6 +51,22 @@ class Guess:
     source: str
 
 
+@dataclass(slots=True)
+class SourceCounts:
+    """Counts of guesses that travelled, and of those of them that were right, by source."""
+
+    trips: int = 0
+    """Trips with guesses or without, of sessions whose tokens are guessed."""
+    guessed: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+
+    def add(self, sources: Sequence[str], accepted: int) -> None:
+        """A trip had guesses of these sources, in order, of which the first so many were right."""
+        for counted, places in ((self.guessed, sources), (self.accepted, sources[:accepted])):
+            for source in places:
+                counted[source] = counted.get(source, 0) + 1
+
+
 class SessionGuesses:
     """Owns where one session's guesses come from, and how right each source has been in it."""
 
@@ -61,10 +77,11 @@ class SessionGuesses:
         stages: Sequence[PipelineStage] = (),
         *,
         sampled: bool = False,
+        totals: SourceCounts | None = None,
     ) -> None:
         """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
         will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
-        many guesses travel; without them all do."""
+        many guesses travel; without them all do. What is counted is counted in `totals` too."""
         self._text = TextLookup()
         self._table = None if table is None else TableLookup(table)
         self._prediction = PredictionLookup(prediction) if prediction else None
@@ -77,9 +94,8 @@ class SessionGuesses:
         """For each place of the latest chain the token that was taken and what each source said, until scored."""
         self._sources: list[str] = []
         """Whose guess each place of the latest chain is."""
-        self.guessed: dict[str, int] = {}
-        self.accepted: dict[str, int] = {}
-        """Guesses that travelled, and those of them that were right, by source."""
+        self.counts = SourceCounts()
+        self._all_counts = (self.counts,) if totals is None else (self.counts, totals)
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
@@ -122,6 +138,8 @@ class SessionGuesses:
     def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
         """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
         are scored, also those that do not travel."""
+        for counts in self._all_counts:
+            counts.trips += 1
         found = self.candidates(MOST_GUESSES)
         chances = [one.chance for one in found[:most]]
         costs, count = self._costs, len(chances)
@@ -133,9 +151,8 @@ class SessionGuesses:
 
     def record(self, guessed: int, accepted: int) -> None:
         """So many of the latest guesses travelled, and the first so many of these were right."""
-        for counted, places in ((self.guessed, guessed), (self.accepted, accepted)):
-            for source in self._sources[:places]:
-                counted[source] = counted.get(source, 0) + 1
+        for counts in self._all_counts:
+            counts.add(self._sources[:guessed], accepted)
 
     def _chains(self) -> list[tuple[str, Chain]]:
         chains: list[tuple[str, Chain]] = [(LOOKUP, self._text.begin())]

@@ -34,9 +34,9 @@ def test_whatever_is_guessed_the_text_is_generated_in_no_more_trips_than_it_has_
 ) -> None:
     guesses = SessionGuesses(NgramTable(), prompt)
     trips = generate(guesses, prompt, text, most)
-    assert trips == len(text) - sum(guesses.accepted.values())
-    assert sum(guesses.guessed.values()) >= sum(guesses.accepted.values())
-    assert set(guesses.accepted) <= set(guesses.guessed)
+    assert trips == len(text) - sum(guesses.counts.accepted.values())
+    assert sum(guesses.counts.guessed.values()) >= sum(guesses.counts.accepted.values())
+    assert set(guesses.counts.accepted) <= set(guesses.counts.guessed)
 
 
 @given(texts, st.integers(0, 20))
@@ -84,7 +84,7 @@ def test_what_did_not_travel_is_scored_too() -> None:
         guesses.record(0, 0)
         guesses.extend([token])
     assert guesses.candidates(1)[0].chance > before
-    assert not sum(guesses.guessed.values())
+    assert not sum(guesses.counts.guessed.values())
 
 
 def test_a_source_that_has_been_wrong_is_passed_over_for_one_that_has_been_right() -> None:
