@@ -147,7 +147,7 @@ class Stepper:
             source = self._source_of(session)
             if source is not None:
                 source.extend(tokens)
-                session.guesser = StepGuesser(source, session.plan.vocabulary)
+                session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
 
     # -- planned moves
 

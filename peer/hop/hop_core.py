@@ -285,8 +285,8 @@ class HopCore(Generic[Session, Payload]):
             guessed, progress.guesses = progress.guesses, 0
             progress.history_tokens += len(trip)
             delivered += trip
-            if session.guesser is not None:
-                session.guesser.record_trip([token[4] for token in trip], guessed)
+            if progress.guesser is not None:
+                progress.guesser.record_trip([token[4] for token in trip], guessed)
             if is_last or (progress.moves and not guessed):
                 self._head.end_decode(session)
                 session.decoding = None
@@ -315,9 +315,9 @@ class HopCore(Generic[Session, Payload]):
         """Queues a decode step of the head's session: its last token, and guesses behind that. An epoch that is to be
         over ends with a step without, so that every hop knows what of it was accepted."""
         progress, guesses = session.progress, 0
-        if session.guesser is not None and not progress.moves:
+        if progress.guesser is not None and not progress.moves:
             most = most_guesses(session, self._settings.most_step_tokens)
-            payload, guesses = session.guesser.propose(payload, most)
+            payload, guesses = progress.guesser.propose(payload, most)
             if guesses and not session.is_tail:
                 self._effects.append(events.SendGuesses(session, step, payload))
         progress.guesses = guesses
