@@ -157,7 +157,9 @@ class Bootstrap:
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
+                OfferedCompute(
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                ),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -243,12 +245,18 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
+    def _guesses(self) -> HeadGuesses | None:
+        """What tokens are guessed from where this peer is the head; None: they are not."""
+        draft = self._settings.options.draft
+        if draft == "off":
+            return None
+        guesses = HeadGuesses(tables=draft == "auto")
+        self._metrics.watch_guesses(guesses.counts)
+        return guesses
+
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
-        listen, port, draft = settings.listen, settings.options.grpc_port, settings.options.draft
-        guesses = None if draft == "off" else HeadGuesses(tables=draft == "auto")
-        if guesses is not None:
-            self._metrics.watch_guesses(guesses.counts)
+        listen, port = settings.listen, settings.options.grpc_port
         return DataPlaneSettings(
             listen=(listen, port or free_port(listen, self._state.ports()[1])),
             activation_codecs=computing.activation_codecs,
@@ -261,7 +269,6 @@ class Bootstrap:
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
-            guesses=guesses,
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:

@@ -74,8 +74,8 @@ def of_guesses(peer_id: str, header: pb.Guesses, sessions: SessionTable) -> Iter
             continue
         if (fault := fault_of_told(guess, session)) is not None:
             yield events.FaultFound(session, peer_id, fault)
-        elif guess.step >= session.told_guesses[0]:
-            session.told_guesses = guess.step, tuple(guess.token_ids)
+        elif guess.step >= session.progress.told_guesses[0]:
+            session.progress.told_guesses = guess.step, tuple(guess.token_ids)
 
 
 def of_window_update(peer_id: str, header: pb.Stepped, sessions: SessionTable) -> StepEvent:

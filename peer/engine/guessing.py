@@ -136,7 +136,7 @@ def fault_of_trip(tokens: Sequence[pb.Token], session: ServedSession) -> str | N
     tokens that were guessed, since hops hold these; those of an older step are repeats."""
     if (token_id := max(token.token_id for token in tokens)) >= session.plan.vocabulary:
         return f"token {token_id} is beyond the vocabulary"
-    guesser, history_tokens = session.guesser, session.progress.history_tokens
+    guesser, history_tokens = session.progress.guesser, session.progress.history_tokens
     travelling = () if guesser is None else guesser.travelling
     for place, token in enumerate(tokens[:-1]):
         if token.position < history_tokens:
@@ -152,5 +152,5 @@ def known_guesses(one: StepInput) -> tuple[int, ...]:
         return ()
     if one.payload.token_ids is not None:
         return one.payload.token_ids[-one.guesses :]
-    step, guesses = one.session.told_guesses
+    step, guesses = one.session.progress.told_guesses
     return guesses if step == one.step else ()

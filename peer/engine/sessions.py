@@ -115,8 +115,6 @@ class ServedSession(HopSession):
         """At the tail: what draws depend on beside the logits; None: nothing."""
         if self.is_tail and (plan.params.has_penalties or plan.params.grammar is not None):
             self.drawing, self.progress.draws_to = TailDrawing(plan.params, plan.prompt_tokens), 0
-        self.told_guesses: tuple[int, tuple[int, ...]] = 0, ()
-        """At the tail: the guesses that the head has told it of, and of which step they are."""
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 

@@ -147,7 +147,7 @@ class Stepper:
             source = self._source_of(session, start)
             if source is not None:
                 source.extend(start.token_ids)
-                session.guesser = StepGuesser(source, session.plan.vocabulary)
+                session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
 
     # -- planned moves
 

@@ -286,8 +286,8 @@ class HopCore(Generic[Session, Payload]):
             guessed, progress.guesses = progress.guesses, 0
             progress.history_tokens += len(trip)
             delivered += trip
-            if session.guesser is not None:
-                session.guesser.record_trip([token[4] for token in trip], guessed)
+            if progress.guesser is not None:
+                progress.guesser.record_trip([token[4] for token in trip], guessed)
             if is_last or (progress.moves and not guessed):
                 self._head.end_decode(session)
                 session.decoding = None
@@ -315,9 +315,9 @@ class HopCore(Generic[Session, Payload]):
     def _begin_step(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
         """Queues a decode step: a token, and guesses; none at an epoch's end, so that hops know what it holds."""
         progress, trip = session.progress, NO_GUESSES
-        if session.guesser is not None and not progress.moves:
+        if progress.guesser is not None and not progress.moves:
             most = most_guesses(session, self._settings.most_step_tokens)
-            payload, trip = session.guesser.propose(payload, most, self._head.load_of(session))
+            payload, trip = progress.guesser.propose(payload, most, self._head.load_of(session))
             if trip.guesses and not session.is_tail:
                 self._effects.append(events.SendGuesses(session, step, payload))
         self._head.record_begun(session, trip)

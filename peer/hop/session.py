@@ -85,8 +85,6 @@ class HopSession:
         self.prefill = HopPrefill(SendWindow(), ReceiveWindow())
         self.decoding: DecodingSession | None = None
         """What is known of its decode steps; None before the first one, and where nobody asks."""
-        self.guesser: Any = None
-        """At the head: what guesses its tokens (`speculation.Guesser`); None: nobody does."""
         self.ended = False
         """Whether its epoch is over here; what still comes of it is dropped."""
 
@@ -117,8 +115,12 @@ class HopProgress:
     """At the head: the length of the sequence so far; 0 before its start."""
     queued: int = 0
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
+    guesser: Any = None
+    """At the head: what guesses its tokens (`speculation.Guesser`); None: nobody does."""
     guesses: int = 0
     """At the head: how many guesses the step has that is on its way."""
+    told_guesses: tuple[int, Any] = 0, ()
+    """At the tail: the latest step of which the head has told guesses, and those, for who draws."""
     moves: bool = False
     """At the head: whether the next token is the last of this epoch, unless guesses are on their way with it."""
     draws_to: float = math.inf

@@ -45,7 +45,7 @@ class RankedCache(SequenceCache):
         self.span = span
         self.layouts = ()
         self.capacity_tokens = capacity_tokens
-        self.length = self.began = self.certain_tokens = self._guesses = 0
+        self.length = self.certain_tokens = self._guesses = 0
         self.reserved = True
         self.closed = False
         self._nbytes = nbytes

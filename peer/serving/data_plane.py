@@ -97,8 +97,6 @@ class DataPlaneSettings:
     """Whether copies are kept for others, and of what is here."""
     roles: Roles = Roles.OFF
     """Whether sessions go over to partners that have copies of them."""
-    guesses: GuessesOf | None = None
-    """Who guesses the tokens of sessions whose head is here; None: nobody."""
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -114,6 +112,8 @@ class OfferedCompute:
     """If they are known, prompts are computed so that decode beside them keeps its pace."""
     masked: MaskedModel | None = None
     """Whose tokens are masked where a grammar is asked for; None: there are no grammars here."""
+    guesses: GuessesOf | None = None
+    """Who guesses the tokens of sessions whose head is here; None: nobody."""
 
 
 class DataPlane:
@@ -178,8 +178,8 @@ class DataPlane:
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
-        if settings.guesses is not None:
-            self.stepper.guess_by(settings.guesses)
+        if compute.guesses is not None:
+            self.stepper.guess_by(compute.guesses)
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)

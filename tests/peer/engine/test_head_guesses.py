@@ -1,6 +1,6 @@
 """A head's guesses: of each client's own text and prediction, within bounds, and never from another client's."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,6 @@ from molink.peer.engine.guessing import (
 )
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.models.model import LocalModel
-from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
@@ -115,9 +114,7 @@ async def test_a_prediction_brings_transformers_tokens_in_few_trips(model: Local
         made.append(head(session, start))
         return made[-1]
 
-    settings = replace(DataPlaneSettings(), guesses=guesses)
-    async with served_circuit(model, (3,), kv_tokens=400, settings=settings) as circuit:
-        circuit.speculates = True
+    async with served_circuit(model, (3,), kv_tokens=400, guesses=guesses) as circuit:
         assert await circuit.generate([prompt], new_tokens) == [expected]
     assert sum(made[0].counts.accepted.values()) > new_tokens / 2
 

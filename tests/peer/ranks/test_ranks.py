@@ -113,7 +113,7 @@ def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> 
     assert isinstance(hidden, torch.Tensor)
     assert hidden.shape == (sum(map(len, prompts)), spec.hidden_size)
     request = SampleRequest(SamplingParams(logprobs=20), 0, 0)
-    wanted = [Rows(cache, len(ids), None, True, request) for cache, ids in zip(tails, prompts, strict=True)]
+    wanted = [Rows(cache, len(ids), None, 1, (request,)) for cache, ids in zip(tails, prompts, strict=True)]
     drawn = engine.step(second, wanted, hidden)
     reference = load_reference(running.model.folder)
     for ids, one in zip(prompts, drawn, strict=True):
@@ -189,7 +189,7 @@ def test_ranks_draw_the_tokens_of_one_device_and_no_logits_leave_them(running: R
         requests[1:3] = [replace(one, **CONSTRAINTS) for one in requests[1:3]]
         rows = [
             [
-                Rows(cache, len(ids), tuple(ids), request is not None, request)
+                Rows(cache, len(ids), tuple(ids), int(request is not None), (request,) if request else ())
                 for ids, request in zip(prompts, [*requests, None], strict=True)
                 for cache in [engine.new_cache(whole, 16)]
             ]
@@ -212,13 +212,13 @@ def test_a_row_that_cannot_be_drawn_fails_alone(running: Running) -> None:
     hidden[1] = float("nan")
     biased = SamplingParams(logit_bias=((spec.vocabulary_size, 1.0),))
     requests = [SampleRequest(params, 1, 2) for params in (DRAWS[1], DRAWS[1], biased, DRAWS[2])]
-    rows = [Rows(engine.new_cache(span, 4), 1, None, True, request) for request in requests]
+    rows = [Rows(engine.new_cache(span, 4), 1, None, 1, (request,)) for request in requests]
     first, broken, refused, last = engine.step(span, rows, hidden)
     assert isinstance(broken, BrokenLogits)
     assert broken.row == 1
     assert isinstance(refused, ValueError)
     assert "logit_bias names token" in str(refused)
-    rows = [Rows(engine.new_cache(span, 4), 1, None, True, requests[at]) for at in (0, 3)]
+    rows = [Rows(engine.new_cache(span, 4), 1, None, 1, (requests[at],)) for at in (0, 3)]
     for one, beside in zip(engine.step(span, rows, hidden[[0, 3]]), (first, last), strict=True):
         assert isinstance(one, Sampled)
         assert isinstance(beside, Sampled)

@@ -14,6 +14,7 @@ from support.models.tiny_models import make_tiny_model
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
 from molink.peer.compute.backend import DeviceBackend, StageEngine
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
@@ -107,7 +108,7 @@ def failures_told(peer: Served) -> asyncio.Queue[pb.Failed]:
 
 
 @asynccontextmanager
-async def served(
+async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
     model: LocalModel,
     *,
     kv_tokens: int = 200,
@@ -116,6 +117,7 @@ async def served(
     step_times: StepTimes | None = None,
     settings: DataPlaneSettings = DataPlaneSettings(),  # noqa: B008 - it is frozen
     swarm: KnownSwarm = NOBODY_ELSE,
+    guesses: GuessesOf | None = None,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -130,7 +132,7 @@ async def served(
     serving = DataPlane(
         identity,
         Credentials(identity.peer_id, certificate),
-        OfferedCompute(backend, ArtifactServer.of(model), leases, step_times),
+        OfferedCompute(backend, ArtifactServer.of(model), leases, step_times, guesses=guesses),
         metrics,
         lambda: None,
         settings,
