@@ -127,14 +127,14 @@ class InFlightLimit(Generic[SessionT]):
                 released += batch
         return tuple(released)
 
-    def load_of(self, session: SessionT) -> TripLoad:
-        """What shares the circuit with the trip of a session that was released last: others of its micro-batch count
-        as what has been recorded of theirs, and as one row before that."""
+    def load_of(self, session: SessionT, prompts: int = 0) -> TripLoad:
+        """What shares the circuit with the trip of a session that was released last, and so many prompts: others of its
+        micro-batch count as what has been recorded of theirs, and as one row before that."""
         state = self._state_of[session]
         own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
         beside = BatchLoad(own.rows - 1, own.tokens - 1) if own.rows > 1 else None
         others = tuple(BatchLoad(one.rows, one.tokens) for one in state.in_flight if one is not own)
-        return TripLoad(beside, others, state.waited_ms)
+        return TripLoad(beside, others, state.waited_ms, prompts)
 
     def record_begun(self, session: SessionT, trip: TripBegun) -> None:
         """That trip of a session that was released last has begun."""

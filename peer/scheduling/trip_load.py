@@ -22,6 +22,8 @@ class TripLoad:
     """The other micro-batches in flight."""
     waited_ms: float = 0.0
     """By how much trips of late took longer than predicted: they waited for engines that others use."""
+    prompts: int = 0
+    """Sessions that wait for their first token: what decode takes of an uplink, their prompts wait for."""
 
 
 ALONE = TripLoad()

@@ -24,6 +24,8 @@ class StepCosts:
     """Once round, if it never waits."""
     computed_ms: float
     """Of that, the engines' part."""
+    sent_ms: float
+    """How long it occupies the uplink that it occupies longest."""
     busy_ms: tuple[float, ...]
     """How long it occupies each engine, each uplink, and the processors of each host that several stages share."""
 
@@ -57,12 +59,14 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
     """How many of the guesses travel, given how likely each is right if those before it are: the first so many.
 
     Where trips take longer than predicted because they wait for engines, a row counts for what it makes others wait as
-    well: in a queue the delay of all that one piece of work causes is that work over the idle share.
+    well: in a queue the delay of all that one piece of work causes is that work over the idle share. Where prompts are
+    on their way, each of them waits for what guesses take of the uplink.
     """
     beside_rows, beside_tokens = (0, 0.0) if load.beside is None else (load.beside.rows, load.beside.tokens)
     other_sizes = [one.rows for one in load.others]
     other_ways_ms = [(one.tokens, costs.of_rows(one.rows).way_ms + load.waited_ms) for one in load.others]
-    computed_ms = costs.of_rows(beside_rows + 1).computed_ms
+    first = costs.of_rows(beside_rows + 1)
+    computed_ms = first.computed_ms
     crowding = load.waited_ms / computed_ms if computed_ms else 0.0
     best, most_tokens_per_ms, tokens = 0, 0.0, beside_tokens
     for guesses, together in enumerate(accumulate(chances, mul, initial=1.0)):
@@ -70,7 +74,8 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
         own = costs.of_rows(beside_rows + 1 + guesses)
         pace_ms = costs.pace_ms([beside_rows + 1 + guesses, *other_sizes]) + load.waited_ms
         way_ms = own.way_ms + load.waited_ms + crowding * (own.computed_ms - computed_ms)
-        tokens_per_ms = tokens / max(way_ms, pace_ms)
+        delayed_ms = load.prompts * (own.sent_ms - first.sent_ms)
+        tokens_per_ms = tokens / (max(way_ms, pace_ms) + delayed_ms)
         tokens_per_ms += sum(others / max(other_ms, pace_ms) for others, other_ms in other_ways_ms)
         if tokens_per_ms > most_tokens_per_ms:
             best, most_tokens_per_ms = guesses, tokens_per_ms
@@ -91,4 +96,4 @@ def _costs(stages: Sequence[PipelineStage], rows: int) -> StepCosts:
         if (host := stage.processors) is not None:
             hosts[host[0]] = hosts.get(host[0], 0.0) + computed_ms / host[1]
     way_ms = sum(computed) + sum(sent) + sum(stage.link_ms for stage in stages)
-    return StepCosts(way_ms, sum(computed), (*computed, *sent, *hosts.values()))
+    return StepCosts(way_ms, sum(computed), max(sent), (*computed, *sent, *hosts.values()))

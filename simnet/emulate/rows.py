@@ -45,6 +45,10 @@ class ServingRow:
     """The rule of circulation, or a number."""
     prefill_chunk_tokens: int | None
     """Prompts were computed in equal chunks of at most so many tokens; None: as the head chose."""
+    speculation: str
+    """Guessed tokens of a trip: auto, off, or a number."""
+    temperature: float
+    """Of the recorded generations that are guessed."""
     bandwidth_mbps: float
     delay_ms: float
     """One way."""
