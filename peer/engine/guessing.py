@@ -71,9 +71,10 @@ class StepGuesser:
 class HeadGuesses:
     """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
 
-    def __init__(self, *, tables: bool) -> None:
+    def __init__(self, *, tables: bool, fixed: int | None = None) -> None:
         """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
-        itself."""
+        itself. `fixed`: always so many travel, to compare with; None: as many as pay."""
+        self._fixed = fixed
         self._tables = ClientTables() if tables else None
         self._read: dict[ServedSession, int] = {}
         """By session: at most how many tokens are kept to look things up in."""
@@ -91,7 +92,9 @@ class HeadGuesses:
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         sampled = plan.params.temperature > 0
-        return SessionGuesses(table, prediction, plan.stages, sampled=sampled, totals=self.counts)
+        return SessionGuesses(
+            table, prediction, plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+        )
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:

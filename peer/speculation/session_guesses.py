@@ -77,16 +77,19 @@ class SessionGuesses:
         stages: Sequence[PipelineStage] = (),
         *,
         sampled: bool = False,
+        fixed: int | None = None,
         totals: SourceCounts | None = None,
     ) -> None:
         """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
         will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
-        many guesses travel; without them all do. What is counted is counted in `totals` too."""
+        many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in `totals`
+        too."""
         self._text = TextLookup()
         self._table = None if table is None else TableLookup(table)
         self._prediction = PredictionLookup(prediction) if prediction else None
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
         self._costs = CircuitCosts(stages) if stages else None
+        self._fixed = fixed
         self.begun = NO_GUESSES
         """The latest trip, as it was proposed."""
         self._is_begun = False
@@ -141,9 +144,9 @@ class SessionGuesses:
         for counts in self._all_counts:
             counts.trips += 1
         found = self.candidates(MOST_GUESSES)
-        chances = [one.chance for one in found[:most]]
+        chances = [one.chance for one in found[: most if self._fixed is None else min(most, self._fixed)]]
         costs, count = self._costs, len(chances)
-        if costs is not None:
+        if costs is not None and self._fixed is None:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))

@@ -42,10 +42,10 @@ class TapeGuesser:
 
     def __init__(self, speculation: Speculation, number: int, stages: Sequence[PipelineStage]) -> None:
         """`number`: of the session, whose tape begins with another generation than the next one's."""
-        is_fixed = speculation.fixed is not None
         self._tape = GenerationTape(number, speculation.temperature)
-        self._guesses = SessionGuesses(stages=() if is_fixed else stages, sampled=speculation.temperature > 0)
-        self._most = speculation.fixed
+        self._guesses = SessionGuesses(
+            stages=stages, sampled=speculation.temperature > 0, fixed=speculation.fixed
+        )
         self._guesses.extend(self._tape.prompt)
         self._generated = 0
         self.right = 0
@@ -60,8 +60,6 @@ class TapeGuesser:
 
     def propose(self, last: None, most: int, load: TripLoad) -> tuple[None, TripBegun]:
         """As `Guesser.propose`."""
-        if self._most is not None:
-            most = min(most, self._most)
         guesses = self._guesses.propose(most, load)
         coming = self._tape.tokens(self._generated, len(guesses))
         self.right = next((at for at, one in enumerate(guesses) if one != coming[at]), len(guesses))

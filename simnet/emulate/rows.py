@@ -25,6 +25,7 @@ _USAGE = (
     Column("policy", "policy"),
     SETTINGS["micro_batches"],
     SETTINGS["prefill_chunk_tokens"],
+    SETTINGS["speculation"],
     Column("throughput", "throughput_tps", "tokens/s", ".1f"),
     Column("decode\none way", "decode_one_way_ms", "ms", ".1f"),
     Column("99 % of\nthem", "decode_one_way_p99_ms", "ms", ".0f"),
