@@ -93,10 +93,12 @@ def checked_prediction(prediction: str | Sequence[int] | None) -> str | tuple[in
     """
     if prediction is None:
         return ()
-    is_text = isinstance(prediction, str)
-    if not is_text and not (isinstance(prediction, Iterable) and all(type(one) is int for one in prediction)):
+    if isinstance(prediction, str):
+        size = len(prediction.encode(errors="replace"))
+    elif isinstance(prediction, Sequence) and all(type(one) is int for one in prediction):
+        size = 4 * len(prediction)
+    else:
         raise InvalidRequest("a prediction is text or token ids", "prediction")
-    size = len(prediction.encode(errors="replace")) if isinstance(prediction, str) else 4 * len(prediction)
     if size > MOST_PREDICTION_BYTES:
         raise InvalidRequest(
             f"a prediction of {size} bytes is more than the {MOST_PREDICTION_BYTES} that a generation takes, or "

@@ -103,7 +103,8 @@ class SimulatedSender:
     def send_guesses(self, effect: events.SendGuesses[SimulatedSession, None]) -> None:
         """The tail hears of guesses, which are nothing here but bytes."""
         session = effect.session
-        whose, nothing = (session.key.session,), events.RowsArrived(self._peer_id, ())
+        whose = (session.key.session,)
+        nothing: Event = events.RowsArrived(self._peer_id, ())
         size_bytes = guesses_bytes(session.progress.guesses)
         frame = SimulatedFrame(_DECODE, size_bytes, whose, nothing)
         if not self._channels.post(self.links[session.previous_peer_id], frame):
