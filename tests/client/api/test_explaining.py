@@ -98,7 +98,7 @@ def test_who_keeps_copies_is_said_in_which_form_and_how_far_behind_where_that_is
 
 
 def test_what_a_trip_brought_is_said_where_something_was_guessed(explanation: Explanation) -> None:
-    assert "trip" not in shown(explanation)
+    assert "A trip" not in shown(explanation)
     ids = tuple(range(12))
     generation = replace(explanation.generation, token_ids=ids, trips=5, guessed_tokens=9, accepted_tokens=7)
     guessed = replace(explanation, generation=generation)
