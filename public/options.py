@@ -163,6 +163,13 @@ class Configuration:
             Bounds(ge=1, le=64),
         ),
     ] = 32
+    draft: Annotated[
+        Literal["auto", "off", "lookup"],
+        Option(
+            "What tokens are guessed from where this peer is the head: a session's text, and with auto its client's "
+            "earlier generations."
+        ),
+    ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),

@@ -27,6 +27,7 @@ from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
 from molink.client.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.telemetry.request_traces import RequestTraces
+from molink.client.gateway.tokenizing import Tokenizing
 from molink.tracing import Traces
 
 COMPLETIONS: Final = "/v1/completions"
@@ -82,7 +83,7 @@ def create_app(
     _add_openai(app, gateway)
     _add_usage(app, gatekeeper)
     _add_anthropic(app, gateway)
-    _add_tokens(app, gateway)
+    _add_tokens(app, Tokenizing(models))
     _add_probes(app, gateway, metrics)
     add_page(app, feed)
     return app
@@ -164,19 +165,19 @@ def _add_anthropic(app: FastAPI, gateway: Gateway) -> None:
     async def messages(body: MessageRequest, request: Request) -> Response:
         return await gateway.message(body, request)
 
+
+def _add_tokens(app: FastAPI, tokenizing: Tokenizing) -> None:
     @app.post(COUNT_TOKENS)
     async def count_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
-        return await gateway.count_tokens(body, request.state.caller)
+        return await tokenizing.count_tokens(body, request.state.caller)
 
-
-def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post(TOKENIZE)
     async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        return await gateway.tokenize(body, request.state.caller)
+        return await tokenizing.tokenize(body, request.state.caller)
 
     @app.post(DETOKENIZE)
     async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        return await gateway.detokenize(body, request.state.caller)
+        return await tokenizing.detokenize(body, request.state.caller)
 
 
 def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:

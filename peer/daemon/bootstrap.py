@@ -47,6 +47,7 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
@@ -73,7 +74,7 @@ from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
 from molink.tracing import open_traces
@@ -169,7 +170,9 @@ class Bootstrap:
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
+                OfferedCompute(
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                ),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -205,7 +208,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
+                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)
@@ -254,6 +257,15 @@ class Bootstrap:
             durable=self._state,
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
+
+    def _guesses(self) -> HeadGuesses | None:
+        """What tokens are guessed from where this peer is the head; None: they are not."""
+        draft = self._settings.options.draft
+        if draft == "off":
+            return None
+        guesses = HeadGuesses(tables=draft == "auto")
+        self._metrics.watch_guesses(guesses.counts)
+        return guesses
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings

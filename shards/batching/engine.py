@@ -147,7 +147,7 @@ class Engine:
 
         `hidden` is [sum of counts, hidden_size] in the order of rows where the span starts after layer 0,
         else None. Returns [sum of counts, hidden_size], or, where the span ends the model, float32 logits
-        [rows with want_logits, vocabulary]. Caches grow only when the whole step has succeeded. Raises
+        [sum of logit_rows, vocabulary]. Caches grow only when the whole step has succeeded. Raises
         NotHeld, CacheFull, PoolFull, and ValueError where rows and hidden do not fit each other, all before anything
         is computed.
         """
@@ -156,7 +156,7 @@ class Engine:
         ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
         for row in rows:
-            row.cache.begin_step()
+            row.cache.begin_step(row.guesses)
         self._make_room(rows)
         replayed = self._replay(span, rows, ids, hidden)
         if replayed is not None:

@@ -179,13 +179,13 @@ def test_a_failed_step_leaves_the_caches_as_they_were(tiny_model: TinyModel) -> 
     engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
     span = Span(0, 6)
     cache = engine.new_cache(span, 32)
-    engine.step(span, [Rows(cache, 3, (1, 2, 3), want_logits=False)], None)
-    first = engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None)
+    engine.step(span, [Rows(cache, 3, (1, 2, 3), logit_rows=0)], None)
+    first = engine.step(span, [Rows(cache, 1, (9,), logit_rows=1)], None)
     with pytest.raises(ValueError, match="token ids"):
-        engine.step(span, [Rows(cache, 1, (VOCABULARY,), want_logits=True)], None)
+        engine.step(span, [Rows(cache, 1, (VOCABULARY,), logit_rows=1)], None)
     assert cache.length == 4
     cache.truncate(3)
-    assert torch.equal(first, engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None))
+    assert torch.equal(first, engine.step(span, [Rows(cache, 1, (9,), logit_rows=1)], None))
     assert tapes.replays == 2
 
 
@@ -203,9 +203,7 @@ def test_logits_come_only_for_the_sessions_that_want_them(tiny_model: TinyModel)
     assert logits.shape == (2, VOCABULARY)
     for cache in caches:
         cache.truncate(0)
-    everything = engine.step(
-        span, [Rows(row.cache, 1, row.token_ids, want_logits=True) for row in rows], None
-    )
+    everything = engine.step(span, [Rows(row.cache, 1, row.token_ids, logit_rows=1) for row in rows], None)
     assert torch.equal(logits, everything[[0, 2]])
     assert tapes.replays == 2
 
@@ -220,7 +218,7 @@ def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyM
     caches = {span: engine.new_cache(span, 8) for span in (Span(0, 3), Span(0, 6))}
     assert len(tapes.sizes) == 3 * len(SIZES), "a session opens on a span that is no stage's"
     for span, cache in caches.items():
-        engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+        engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
     assert len(tapes.sizes) == 3 * len(SIZES)
     assert tapes.replays == 2
 
@@ -230,18 +228,18 @@ def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
     span, kept = Span(0, 3), Span(0, 2)
     cache, other = engine.new_cache(span, 8), engine.new_cache(kept, 8)
-    first = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    first = engine.step(kept, [Rows(other, 1, (7,), logit_rows=0)], None)
     while engine.record_next():
         continue
     assert tapes.sizes == [1, 1, 1]
     engine.detach(Span(3, 6))
-    engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
     assert not engine.record_next()
     del cache
     engine.detach(Span(2, 3))
     assert engine.record_next(), "another stage holds these layers now"
     other.truncate(0)
-    again = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    again = engine.step(kept, [Rows(other, 1, (7,), logit_rows=0)], None)
     assert torch.equal(first, again)
     assert tapes.sizes == [1, 1, 1, 1]
     assert tapes.replays == 3
@@ -257,9 +255,9 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
     both = [[engine.new_cache(span, 64) for _ in range(2)] for _ in range(2)]
     counts, first = (1, 9), tuple(range(20))
     for caches in both:
-        engine.step(span, [Rows(cache, 20, first, want_logits=False) for cache in caches], None)
+        engine.step(span, [Rows(cache, 20, first, logit_rows=0) for cache in caches], None)
     ids = [tuple(range(40, 40 + count)) for count in counts]
-    rows = [Rows(cache, len(own), own, want_logits=True) for cache, own in zip(both[0], ids, strict=True)]
+    rows = [Rows(cache, len(own), own, logit_rows=1) for cache, own in zip(both[0], ids, strict=True)]
     expected = engine.step(span, rows, None)
     paged, caches = engine.paged.get(span), both[1]
     assert paged is not None

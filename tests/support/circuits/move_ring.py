@@ -238,7 +238,7 @@ class MoveRing(EpochRing):
             first = message.steps[0]
             if first.session.key == prepared.key and prepared.previous_peer_id == f"{sender}":
                 self.links[ends].popleft()
-                row = (first.step, first.tokens, first.sample, first.prefill, first.position, first.payload)
+                row = (first.step, first.tokens, first.draws, first.prefill, first.position, first.payload)
                 self.waiting[receiver] = (
                     first.position,
                     lambda session: events.RowsArrived(f"{sender}", [(session, *row)]),

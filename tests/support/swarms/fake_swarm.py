@@ -27,6 +27,7 @@ from molink.client.api.generation import (
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
+from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.apis.kept_responses import KeptResponses
@@ -162,6 +163,12 @@ class FakeSwarm:
     """Of the gateway."""
     trace_ids: list[bytes] = field(default_factory=list)
     """Of the traces that generations were parts of."""
+    predictions: list[str | None] = field(default_factory=list)
+    """Of each generation: what is likely to come."""
+    scopes: list[bytes] = field(default_factory=list)
+    """Of each generation: the scope in which it is guessed."""
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -214,8 +221,14 @@ class FakeSwarm:
         self.times_hops = wanted
 
     def stream_events(
-        self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -227,7 +240,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         self.tools.append(tuple(tools))
         self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
@@ -263,6 +278,7 @@ class FakeSwarm:
         self.tags.append(REQUEST_TAG.get())
         if (span := CURRENT_SPAN.get()) is not None:
             self.trace_ids.append(span.context.trace_id)
+        self.scopes.append(GUESS_SCOPE.get())
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -308,6 +324,9 @@ class FakeSwarm:
             logprobs=tuple(scored),
             recoveries=self.recoveries,
             cached_tokens=self.cached_tokens,
+            trips=1,
+            guessed_tokens=self.guessed_tokens,
+            accepted_tokens=self.accepted_tokens,
             stop_string=self.stop_string,
             tool_calls=tuple(called),
         )

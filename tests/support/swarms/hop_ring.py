@@ -207,7 +207,7 @@ class HopRing:
         for one in steps:
             generation = self.generation(one.session)
             generation.computed[one.session.place.hop].append((one.step, one.tokens))
-            if one.session.is_tail and one.sample:
+            if one.session.is_tail and one.draws:
                 position = one.position + one.tokens
                 is_last = position - generation.prompt_tokens + 1 == generation.new_tokens
                 tokens.append((one.session, one.step, position, is_last, (position,), None))
@@ -232,7 +232,7 @@ class HopRing:
         what, message = self.links[ends].popleft()
         if what == "rows":
             rows = [
-                (there, one.step, one.tokens, one.sample, one.prefill, one.position, one.payload)
+                (there, one.step, one.tokens, one.draws, one.prefill, one.position, one.payload)
                 for one in message.steps
                 if (there := self._there(one.session, receiver)) is not None
             ]
