@@ -149,6 +149,11 @@ class Stepper:
                 source.extend(tokens)
                 session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
 
+    def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
+        """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
+        if older.is_head and session.is_head and why_no_guesses(session, self._engine.spec) is None:
+            session.progress.guesser = older.progress.guesser
+
     # -- planned moves
 
     def tell_moves(self, moves: Callable[[ServedSession, int, int], None]) -> None:
