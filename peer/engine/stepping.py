@@ -15,7 +15,7 @@ from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, known_guesses, why_no_guesses
+from molink.peer.engine.guessing import GuessesOf, StepGuesser, why_no_guesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
@@ -274,7 +274,7 @@ class Stepper:
         tokens: list[StepToken] = []
         for one, drawn, at in zip(asked, output.sampled, output.positions, strict=True):
             timings = self._sender.timings(one, output)
-            for token in trip_messages(one, drawn, at, known_guesses(one), timings):
+            for token in trip_messages(one, drawn, at, timings):
                 self.draws.drew(one.session, token.position, token.token_id)
                 tokens.append(step_token(one.session, token))
         return tokens

@@ -10,6 +10,7 @@ from support.models.tiny_models import greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model, opened
 
+from molink.client.circuit.session_request import needs_history
 from molink.peer.models.model import LocalModel
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -98,6 +99,8 @@ SAMPLING = [
     pb.Sampling(temperature=0.8, top_p=0.9, seed=7, logprobs=2),
     pb.Sampling(temperature=1.2, top_k=20, top_p=1.0, seed=3, logit_bias={5: 2.0, 9: -4.0}, min_p=0.02),
     pb.Sampling(top_p=1.0, min_tokens=12, stop_token_ids=list(range(0, 256, 9))),
+    pb.Sampling(top_p=1.0, frequency_penalty=0.7, presence_penalty=0.4, repetition_penalty=1.3),
+    pb.Sampling(temperature=0.9, top_p=0.95, seed=5, repetition_penalty=1.5, logprobs=1),
 ]
 
 
@@ -128,6 +131,9 @@ async def test_tokens_and_log_probabilities_are_those_without_guesses_for_the_sa
 async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) -> list[pb.Token]:
     """All tokens of a generation, up to the one that ends it."""
     descriptor = await circuit.reserve(session, len(prompt), NEW_TOKENS)
+    if needs_history(descriptor.sampling):
+        told = pb.History(session=descriptor.session, epoch=1, token_ids=prompt)
+        assert circuit.links[-1].post(told)
     assert circuit.links[0].post(pb.Start(session=descriptor.session, epoch=1, token_ids=prompt))
     tokens: list[pb.Token] = []
     while not tokens or tokens[-1].finish == pb.NOT_FINISHED:
