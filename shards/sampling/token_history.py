@@ -21,7 +21,7 @@ class SeenTokens:
 
     def copied(self) -> "SeenTokens":
         """The same, whatever the sequence becomes."""
-        return SeenTokens(*[part.copy() for part in self.parts])
+        return SeenTokens(self.ids.copy(), self.in_sequence.copy(), self.generated.copy())
 
     @property
     def parts(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
