@@ -15,11 +15,7 @@ from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
-<<<<<<< HEAD
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, known_guesses, why_no_guesses
-=======
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, why_no_guesses
->>>>>>> spec
+from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, why_no_guesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
