@@ -5,7 +5,7 @@ import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from molink.client.circuit.session import ClientSession
 from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
+from molink.client.text.demanded_calls import CallChoice, DemandedCalls, grammar_of_calls
 from molink.client.text.text_processes import TextProcesses
 from molink.client.text.text_work import PLAIN_CHAT, ChatOptions, OpenTextWork, TextWork, TextWorkInThreads
-from molink.client.text.tool_calls import ToolCallStream, form_of, types_of
+from molink.client.text.tool_calls import BARE, ToolCallStream, form_of, types_of
 from molink.configuration import (
     SettingsError,
     configured_http_proxy,
@@ -135,6 +136,26 @@ class OpenedSwarm:
                 "tools",
             )
         return ToolCallStream(form, types_of(tools))
+
+    def demanding_calls(self, params: SamplingParams, choice: CallChoice, tools: Tools) -> SamplingParams:
+        """How an answer is drawn that has to call tools, if that is the choice.
+
+        Raises:
+            InvalidRequest: they cannot be demanded of this model, or beside another grammar.
+        """
+        demanded = DemandedCalls.of(choice)
+        if demanded is None:
+            return params
+        if params.grammar is not None:
+            raise InvalidRequest("a demanded call is all of the answer: leave out the grammar", "tool_choice")
+        template = self.tokenizer.chat_source
+        try:
+            grammar = grammar_of_calls(
+                demanded, tools, form_of(template) or BARE, template, self.tokenizer.token_id
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"tool_choice: {error}", "tool_choice") from error
+        return replace(params, grammar=grammar)
 
     async def pieces(
         self,

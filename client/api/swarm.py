@@ -26,6 +26,7 @@ from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
+from molink.client.text.demanded_calls import CallChoice
 from molink.client.text.text_work import ChatOptions, OpenTextWork
 from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
@@ -222,6 +223,7 @@ class AsyncSwarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -232,11 +234,14 @@ class AsyncSwarm:
         Args:
             tools: functions that the model may call, as OpenAI describes them; the answer's `tool_calls` are those
                 that it does.
+            tool_choice: `required` has the answer be calls of them, the name of one a call of that; `auto` leaves it to
+                the model. Needs peers with `molink[grammars]`.
             chat_template_kwargs: further variables of the chat template, such as `enable_thinking`.
         """
         pieces = self.stream_chat_events(
             messages,
             tools=tools,
+            tool_choice=tool_choice,
             chat_template_kwargs=chat_template_kwargs,
             params=params,
             timeout_s=timeout_s,
@@ -275,6 +280,7 @@ class AsyncSwarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -292,7 +298,7 @@ class AsyncSwarm:
         return _events(
             opened,
             lambda: opened.encode_chat(messages, chat),
-            checked_params(params, sampling),
+            opened.demanding_calls(checked_params(params, sampling), tool_choice, tools),
             timeout_s,
             opened.tool_calls(tools),
         )

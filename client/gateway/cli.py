@@ -95,6 +95,15 @@ def serve(
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=300, help="Longest wait of a request for its turn."),
     ] = WAITING_S,
+    keep_responses: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            min=0.1,
+            max=8760,
+            help="Keep what /v1/responses answers for so long, for requests that go on from it; nothing, unless told.",
+        ),
+    ] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -126,6 +135,7 @@ def serve(
         "origins": tuple(map(_origin, allow_origin or ())),
         "invites": _checked_invites(invite or ()),
         "all_models": model is None,
+        "keep_responses_hours": keep_responses,
         "aliases": _checked_aliases(alias or ()),
     }
     try:
@@ -188,6 +198,7 @@ async def _serve(
     public: bool,
 ) -> None:
     from molink.client.gateway.accounts.opening import opened_accounts
+    from molink.client.gateway.apis.kept_responses import KeptResponses
     from molink.client.gateway.kept_identity import default_folder, gateway_identity
     from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
     from molink.client.gateway.nodes.node_store import NodeStore
@@ -214,7 +225,9 @@ async def _serve(
                     swarm, NodeStore(accounts.database), operations, terms, services.keeper.needed_model
                 ) as nodes,
             ):
-                await serve_app(swarm, listener, accounts.gatekeeper, options, services, nodes)
+                hours = options.keep_responses_hours
+                kept = None if hours is None else KeptResponses(accounts.database, hours)
+                await serve_app(swarm, listener, accounts.gatekeeper, options, services, nodes, kept)
 
 
 def _swarm_key_line(path: Path | None) -> str | None:

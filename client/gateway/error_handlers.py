@@ -28,6 +28,7 @@ from molink.client.gateway.accounts.errors import (
     NotPermitted,
     QuotaExceeded,
     TokenUsed,
+    UnknownResponse,
 )
 from molink.client.gateway.services.service import (
     OperatorKeyMissing,
@@ -72,7 +73,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 HANDLED: Final[tuple[type[Exception], ...]] = (
     *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
     *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
-    *(TokenUsed, OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
+    *(OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
+    *(TokenUsed, UnknownResponse),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
 
@@ -200,10 +202,10 @@ def _refusal(error: BaseException) -> ApiError | None:
 
 
 def _service_refusal(error: BaseException) -> ApiError | None:
-    """Why something cannot be done with a service or a node."""
+    """Why something cannot be done with a service, a node, or what is kept."""
     message = plain(str(error))[:_MOST_CHARACTERS]
     match error:
-        case UnknownService():
+        case UnknownService() | UnknownResponse():
             failure = ApiError(404, message, _INVALID, "not_found")
         case ServiceExists():
             failure = ApiError(409, message, _INVALID, "already_exists", "name")

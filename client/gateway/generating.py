@@ -16,6 +16,7 @@ from molink.client.gateway.accounts.errors import QuotaExceeded
 from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
 from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
+from molink.client.gateway.apis.kept_responses import KeptResponses, continued
 from molink.client.gateway.apis.message_answers import MessageAnswer
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -63,6 +64,11 @@ class Gateway:
         self._slots = slots
         self._since = int(time.time())
         self._running: set[Choices] = set()
+        self._responses: KeptResponses | None = None
+
+    def keep_responses(self, kept: KeptResponses) -> None:
+        """Has responses kept from now on, unless they say that they are not to be."""
+        self._responses = kept
 
     def stop(self) -> None:
         """Begins nothing more. What runs goes on; what waits for its turn is refused."""
@@ -118,9 +124,10 @@ class Gateway:
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
         swarm, body = await self._asked(body, request)
-        chat, params = body.chat(), [body.params()]
+        before, keep = await continued(self._responses, body, request.state.caller)
+        chat, params = body.chat(before), [body.params()]
         choices = _chat_choices(swarm, chat, params, "input")
-        answer = ResponseAnswer(swarm.model, body)
+        answer = ResponseAnswer(swarm.model, body, keep)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
@@ -221,27 +228,29 @@ class Gateway:
                 stack.callback(self._running.discard, choices)
                 if not stream:
                     generations = await until_gone(request.receive, self._collect(swarm, choices))
-                    return JSONResponse(answer.whole(generations))
+                    whole = answer.whole(generations)
+                    await _keep(answer)
+                    return JSONResponse(whole)
                 # The first piece decides whether the answer is a stream or an error with its own status.
-                items = _items(swarm, choices)
-                first = await until_gone(request.receive, _next(items))
+                batches = _items(swarm, choices)
+                first = await until_gone(request.receive, _next(batches))
             except ClientGone:
                 return Response(status_code=499)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, items, first, answer, choices.count))
+        return EventStream(self._events(kept, batches, first, answer, choices.count))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
-        async for item in _items(swarm, choices):
-            if item is not None:
-                self._note(generations, *item)
+        async for items in _items(swarm, choices):
+            for choice, piece in items:
+                self._note(generations, choice, piece)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
         self,
         kept: AsyncExitStack,
-        items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-        first: tuple[int, TextPiece] | None,
+        batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
+        first: list[tuple[int, TextPiece]],
         answer: Answer,
         count: int,
     ) -> AsyncGenerator[bytes, None]:
@@ -249,26 +258,27 @@ class Gateway:
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
-            item = first
+            items = first
             try:
                 while len(generations) < count:
-                    if item is None:
-                        yield WAITING.encoded()
-                    else:
-                        choice, piece = item
-                        opening = [] if choice in opened else answer.opening(choice)
+                    events = []
+                    for choice, piece in items:
+                        events += [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
-                        for event in (*opening, *answer.chunks(choice, piece)):
-                            yield event.encoded()
+                        events += answer.chunks(choice, piece)
                         self._note(generations, choice, piece)
-                    item = await anext(items, None)
-                for event in answer.closing([generations[choice] for choice in range(count)]):
+                    if events or not items:
+                        yield b"".join(event.encoded() for event in events or [WAITING])
+                    items = await anext(batches, [])
+                closing = answer.closing([generations[choice] for choice in range(count)])
+                await _keep(answer)
+                for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 for event in answer.failed(failure_of(error)):
                     yield event.encoded()
             finally:
-                await items.aclose()
+                await batches.aclose()
 
     def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
@@ -279,16 +289,22 @@ class Gateway:
         self._metrics.generated(piece.generation)
 
 
-async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
-    """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
-    nobody serves the model, nobody waits for a circuit."""
+async def _keep(answer: Answer) -> None:
+    """Keeps what is complete, where that was asked for, before the client is told that it is."""
+    if isinstance(answer, ResponseAnswer):
+        await answer.keep()
+
+
+async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[list[tuple[int, TextPiece]], None]:
+    """Yields the pieces that have come together, with their choices' numbers, and none where nothing has come for a
+    while. Where nobody serves the model, nobody waits for a circuit."""
     clock = asyncio.get_running_loop().time
     waited_s = last_served_s = clock()
     begun = False
     while choices.left:
         try:
             async with asyncio.timeout(LOOKS_EVERY_S) as look:
-                item = await choices.next()
+                items = await choices.next()
         except TimeoutError:
             if not look.expired():
                 raise
@@ -298,10 +314,10 @@ async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[
                 raise SwarmUnavailable("no peer serves the model") from None
             if clock() - waited_s >= OPENS_AFTER_S:
                 waited_s = clock()
-                yield None
+                yield []
             continue
         begun, waited_s = True, clock()
-        yield item
+        yield items
 
 
 def _chat_choices(
@@ -313,6 +329,7 @@ def _chat_choices(
         swarm.stream_chat_events(
             chat.messages,
             tools=chat.tools,
+            tool_choice=chat.demanded or "auto",
             chat_template_kwargs=chat.variables,
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,
@@ -337,10 +354,8 @@ def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
         )
 
 
-async def _next(
-    items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-) -> tuple[int, TextPiece] | None:
-    return await anext(items, None)
+async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:
+    return await anext(batches, [])
 
 
 def with_defaults(body: Asked, defaults: Mapping[str, object]) -> Asked:

@@ -18,7 +18,8 @@ import typer
 import uvicorn
 
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
-from molink.client.gateway.app import add_origins, create_app
+from molink.client.gateway.apis.kept_responses import KeptResponses
+from molink.client.gateway.app import add_kept_responses, add_origins, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -120,6 +121,8 @@ class Serving:
     """Of web pages that browsers let use it (CORS)."""
     invites: tuple[str, ...] = ()
     """Addresses of peers that the page shows to everybody who may join."""
+    keep_responses_hours: float | None = None
+    """For so long what `/v1/responses` answers is kept; None: not at all."""
     all_models: bool = False
     """Whether the swarm's other models may be asked for too."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -133,8 +136,9 @@ async def serve_app(
     serving: Serving,
     services: OpenServices | None = None,
     nodes: NodeAdmin | None = None,
+    kept: KeptResponses | None = None,
 ) -> None:
-    """Serves the swarm on the socket until a signal comes."""
+    """Serves the swarm on the socket until a signal comes. Without `kept` no response is kept."""
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
@@ -158,6 +162,8 @@ async def serve_app(
             add_services(app, services.admin, models, gatekeeper)
         if nodes is not None:
             add_nodes(app, nodes)
+        if kept is not None:
+            add_kept_responses(app, kept)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])

@@ -12,6 +12,7 @@ from molink.client.api.peer_requirements import PeerRequirements
 from molink.client.circuit.reserving import Report
 from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, AnnouncedModel, ServingSwarm
+from molink.client.text.demanded_calls import CallChoice
 from molink.shards.spec import ModelSpec, SamplingParams
 
 
@@ -102,6 +103,7 @@ class ServiceSwarm:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
@@ -110,6 +112,7 @@ class ServiceSwarm:
             lambda: self.opened.stream_chat_events(
                 messages,
                 tools=tools,
+                tool_choice=tool_choice,
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,

@@ -29,7 +29,8 @@ from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
-from molink.client.gateway.app import add_origins, create_app
+from molink.client.gateway.apis.kept_responses import KeptResponses
+from molink.client.gateway.app import add_kept_responses, add_origins, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
@@ -40,6 +41,7 @@ from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.service_admin import opened_services
 from molink.client.gateway.services.service_keeper import ServiceKeeper
 from molink.client.gateway.services.service_routes import add_services
+from molink.client.text.demanded_calls import CallChoice, DemandedCalls
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.routing import Route
 from molink.routing.routes.route import RouteHop
@@ -129,6 +131,8 @@ class FakeSwarm:
     """Other models of it."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of models at the gateway."""
+    keep_hours: float | None = None
+    """For so long the gateway keeps responses, where it has a database."""
     opened: list[str] = field(default_factory=list)
     """Those of them that were asked for, each time that one was opened."""
     finish_reason: FinishReason = "stop"
@@ -136,6 +140,8 @@ class FakeSwarm:
     cached_tokens: int = 0
     tools: list[tuple[Mapping[str, Any], ...]] = field(default_factory=list)
     """Of each chat."""
+    demanded: list[DemandedCalls | None] = field(default_factory=list)
+    """Of each chat, what its answer has to call."""
     template_variables: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)
     """What it says of the circuits in use."""
@@ -212,11 +218,13 @@ class FakeSwarm:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
     ) -> AsyncIterator[TextPiece]:
         self.tools.append(tuple(tools))
+        self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
         calls = ToolCallStream(FORMS[0], types_of(tools)) if tools else None
         return self._pieces(list(messages), params or SamplingParams(), timeout_s, calls)
@@ -350,6 +358,7 @@ def gateway(
             gatekeeper, services = None, None
             keeper: ServiceKeeper | None = None
             nodes: NodeAdmin | None = None
+            kept: KeptResponses | None = None
             if accounts is not None:
                 opened = await stack.enter_async_context(opened_accounts(*accounts))
                 gatekeeper = opened.gatekeeper
@@ -360,6 +369,8 @@ def gateway(
                 terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key")
                 stores = NodeStore(opened.database), OperationStore(opened.database)
                 nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
+                if swarm.keep_hours is not None:
+                    kept = KeptResponses(opened.database, swarm.keep_hours)
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(
@@ -373,6 +384,8 @@ def gateway(
                 add_services(app, services.admin, models, gatekeeper)
             if nodes is not None:
                 add_nodes(app, nodes)
+            if kept is not None:
+                add_kept_responses(app, kept)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)
