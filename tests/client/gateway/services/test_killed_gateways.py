@@ -50,20 +50,17 @@ main()
 @contextmanager
 def running(folder: Path, key: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A gateway process on that state directory, and its operator's client. It is killed in the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_SWARM, str(Path(__file__).parents[3]), "--port", "0", "--state-dir", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        with httpx.Client(base_url=url, timeout=DEADLINE_S, headers=bearer(key)) as http:
-            yield process, http
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-c", SLOW_SWARM, str(Path(__file__).parents[3]), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--state-dir", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            with httpx.Client(base_url=url, timeout=DEADLINE_S, headers=bearer(key)) as http:
+                yield process, http
+        finally:
+            process.kill()
 
 
 def ended(http: httpx.Client, operation_id: str) -> dict[str, Any]:
@@ -96,8 +93,9 @@ def test_a_killed_gateway_ends_in_one_of_both_states(kind: str, after_s: float, 
         [*services] = http.get(SERVICES).json()["data"]
         assert [one["name"] for one in services] == (["poet"] if kind == "deploy" else [])
         if kind == "deploy":
+            while there.json().get("held") != 3:  # circuits of a service that ran already form again
+                there = http.get(f"{SERVICES}/poet")
             assert there.json()["state"] == "running"
-            assert there.json()["held"] == 3
         else:
             refused = http.post(
                 "/v1/completions", json={"model": "poet", "prompt": "a"}, headers=bearer(issued)

@@ -331,7 +331,11 @@ def test_a_refusal_names_the_parameter(http: httpx.Client) -> None:
 
 
 def test_names_that_are_taken_or_unknown_are_said(http: httpx.Client, swarm: FakeSwarm) -> None:
-    assert http.post(SERVICES, json=ASKED | {"model": "nobody/nothing"}).status_code == 404
+    for model in ("nobody/nothing", "/etc", "../../..", ".", "~", SPEC.model_hash[:8]):
+        for path in (SERVICES, f"{SERVICES}/preview"):
+            refused = http.post(path, json=ASKED | {"model": model})
+            assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found"), model
+    assert swarm.opened == []
     deploy(http)
     again = http.post(SERVICES, json=ASKED)
     assert (again.status_code, error_of(again)["param"]) == (409, "name")
