@@ -138,6 +138,7 @@ class Peer:
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.gate.is_closed,
             "paused": parts.pausing.paused_for,
+            "operators": list(self._settings.options.operator or ()),
             "sent_activation_bytes": self.metrics.activation_bytes,
             "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),

@@ -255,6 +255,24 @@ def test_a_gateway_that_starts_again_goes_on_with_what_it_finds(
         assert again.held.count == (1 if there else 0)
 
 
+def test_another_gateway_on_the_database_serves_a_service_too_and_takes_over_what_its_holder_leaves(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    other = FakeSwarm(gateway_id="another gateway")
+    with serving(other, tmp_path) as second:
+        with serving(swarm, tmp_path) as first:
+            deploy(first)
+            while (answer := complete(second)).status_code in (404, 503):
+                pass  # it hears of the service within a second
+            assert answer.json()["choices"][0]["text"] == "But soft!"
+            until(second, requests=1, generated_tokens=3)
+            assert (swarm.held.count, other.held.count) == (1, 0)
+        until(second, state="running", held=1)
+        assert (swarm.held.count, other.held.count) == (0, 1)
+        ended(second, second.delete(f"{SERVICES}/poet").json()["operation"]["id"])
+        assert other.held.count == 0
+
+
 def test_a_key_opens_its_service_alone_and_older_ones_end(swarm: FakeSwarm, tmp_path: Path) -> None:
     operator = make_key(tmp_path, scopes=OPERATE)
     with serving(swarm, tmp_path, **bearer(operator)) as http:
