@@ -233,7 +233,7 @@ async def _serve(
             ):
                 hours = options.keep_responses_hours
                 kept = None if hours is None else KeptResponses(accounts.database, hours)
-                await serve_app(swarm, listener, accounts.gatekeeper, options, services, kept, nodes)
+                await serve_app(swarm, listener, accounts.gatekeeper, options, services, nodes, kept)
 
 
 def _swarm_key_line(path: Path | None) -> str | None:

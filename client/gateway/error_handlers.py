@@ -73,8 +73,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 HANDLED: Final[tuple[type[Exception], ...]] = (
     *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
     *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
-    *(TokenUsed, OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
-    UnknownResponse,
+    *(OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
+    *(TokenUsed, UnknownResponse),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
 

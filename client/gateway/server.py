@@ -138,8 +138,8 @@ async def serve_app(
     gatekeeper: Gatekeeper,
     serving: Serving,
     services: OpenServices | None = None,
-    kept: KeptResponses | None = None,
     nodes: NodeAdmin | None = None,
+    kept: KeptResponses | None = None,
 ) -> None:
     """Serves the swarm on the socket until a signal comes. Without `kept` no response is kept."""
     connections = Connections(most_connections(_raised_descriptors()))
@@ -165,10 +165,10 @@ async def serve_app(
         add_traces(app, traces)
         if services is not None:
             add_services(app, services.admin, models, gatekeeper)
-        if kept is not None:
-            add_kept_responses(app, kept)
         if nodes is not None:
             add_nodes(app, nodes)
+        if kept is not None:
+            add_kept_responses(app, kept)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])

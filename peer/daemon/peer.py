@@ -148,6 +148,7 @@ class Peer:
             "draining": parts.leases.gate.is_closed,
             "paused": parts.pausing.paused_for,
             "computed_tokens": self.metrics.rows,
+            "operators": list(self._settings.options.operator or ()),
             "sent_activation_bytes": self.metrics.activation_bytes,
             "memory": {
                 "total_bytes": parts.leases.memory.total_bytes,

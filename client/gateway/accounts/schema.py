@@ -115,17 +115,6 @@ OPERATIONS: Final = Table(
 )
 """`cancels` is 1 where somebody wants it undone."""
 
-KEPT_RESPONSES: Final = Table(
-    "kept_responses",
-    METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("owner", _ID, nullable=False),
-    Column("kept", Text, nullable=False),
-    Column("expires_at_s", Float(53), nullable=False),
-    Index("kept_responses_by_owner", "owner", "expires_at_s"),
-)
-"""`owner` is the quota's id of the key that asked, empty without keys; `kept` is JSON."""
-
 NODES: Final = Table(
     "nodes",
     METADATA,
@@ -137,3 +126,14 @@ NODES: Final = Table(
     Index("nodes_by_key", "key_id", unique=True),
 )
 """`descriptor` is JSON; `key_id` is the token by which it registered."""
+
+KEPT_RESPONSES: Final = Table(
+    "kept_responses",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("owner", _ID, nullable=False),
+    Column("kept", Text, nullable=False),
+    Column("expires_at_s", Float(53), nullable=False),
+    Index("kept_responses_by_owner", "owner", "expires_at_s"),
+)
+"""`owner` is the quota's id of the key that asked, empty without keys; `kept` is JSON."""

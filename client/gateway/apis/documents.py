@@ -172,6 +172,14 @@ class ResponseDocument(BaseModel):
     usage: dict[str, JsonValue]
 
 
+class DeletedDocument(_Document):
+    """What is not kept any longer."""
+
+    id: str
+    object: Literal["response.deleted"]
+    deleted: bool
+
+
 class MessagesUsage(_Document):
     input_tokens: int
     cache_read_input_tokens: int

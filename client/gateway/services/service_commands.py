@@ -47,7 +47,9 @@ def deploy(  # noqa: PLR0913 - an operator's options, by name
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Under which it is asked for: a-z, 0-9 and hyphens.")
     ],
-    model: Annotated[str, typer.Option(metavar="ID_OR_PATH", help="The model that it serves.")],
+    model: Annotated[
+        str, typer.Option(metavar="ID", help="The model that it serves: a name or hash that peers serve.")
+    ],
     minimum: Annotated[int, typer.Option(metavar="N", min=1, help="Circuits that are held in any case.")] = 1,
     maximum: Annotated[
         int, typer.Option(metavar="N", min=1, help="Circuits at most: generations at once.")

@@ -145,6 +145,8 @@ class ServiceKeeper:
                 if not failed:
                     _log.warning("services cannot be read (%s)", error)
                 failed = True
+            except Exception as error:  # noqa: BLE001 - the boundary of a duty: services of others go on
+                report(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(SYNCS_EVERY_S):
                     await self._wake.wait()

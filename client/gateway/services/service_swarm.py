@@ -43,6 +43,8 @@ class HoldingSwarm(ServingSwarm, Protocol):
 class ServiceHome(Protocol):
     """The swarm that services are deployed on."""
 
+    async def models(self) -> Sequence[AnnouncedModel]: ...
+
     def beside(
         self, model: str, *, requirements: PeerRequirements = ..., partners: str | None = None
     ) -> AbstractAsyncContextManager[HoldingSwarm]: ...

@@ -383,8 +383,8 @@ def gateway(
         async with AsyncExitStack() as stack:
             gatekeeper, services = None, None
             keeper: ServiceKeeper | None = None
-            kept: KeptResponses | None = None
             nodes: NodeAdmin | None = None
+            kept: KeptResponses | None = None
             if accounts is not None:
                 opened = await stack.enter_async_context(opened_accounts(*accounts))
                 gatekeeper = opened.gatekeeper
@@ -392,11 +392,11 @@ def gateway(
                     opened_services(swarm, opened.database, swarm.gateway_id, waiting_s)
                 )
                 keeper = services.keeper
-                if swarm.keep_hours is not None:
-                    kept = KeptResponses(opened.database, swarm.keep_hours)
                 terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key")
                 stores = NodeStore(opened.database), OperationStore(opened.database)
                 nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
+                if swarm.keep_hours is not None:
+                    kept = KeptResponses(opened.database, swarm.keep_hours)
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(
@@ -409,10 +409,10 @@ def gateway(
             add_traces(app, swarm.traces)
             if services is not None and gatekeeper is not None:
                 add_services(app, services.admin, models, gatekeeper)
-            if kept is not None:
-                add_kept_responses(app, kept)
             if nodes is not None:
                 add_nodes(app, nodes)
+            if kept is not None:
+                add_kept_responses(app, kept)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)

@@ -1,4 +1,4 @@
-"""Services, operations that take long, and nodes. Going back forgets them; keys of services stay, and open nothing."""
+"""Services, and operations that take long. Going back forgets the services; their keys stay, and open nothing."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -35,20 +35,9 @@ def upgrade() -> None:
         sa.Column("created_at_s", sa.Float(53), nullable=False),
         sa.Column("updated_at_s", sa.Float(53), nullable=False),
     )
-    op.create_table(
-        "nodes",
-        sa.Column("peer_id", sa.String(100), primary_key=True),
-        sa.Column("key_id", sa.String(16), nullable=False),
-        sa.Column("operator_id", sa.String(100), nullable=False),
-        sa.Column("descriptor", sa.Text, nullable=False),
-        sa.Column("registered_at_s", sa.Float(53), nullable=False),
-    )
-    op.create_index("nodes_by_key", "nodes", ["key_id"], unique=True)
 
 
 def downgrade() -> None:
     """Drops them."""
-    op.drop_index("nodes_by_key", "nodes")
-    op.drop_table("nodes")
     op.drop_table("operations")
     op.drop_table("services")
