@@ -159,10 +159,8 @@ class Bootstrap:
         self._metrics.compare(step_times)
         spec, masked = model.spec, None
         name = settings.options.name or socket.gethostname()
-        resource = resource_of(identity.peer_id, name, spec)
-        traces = await stack.enter_async_context(
-            open_traces(settings.options.otlp_endpoint, "molink-peer", resource)
-        )
+        resource, collector = resource_of(identity.peer_id, name, spec), settings.options.otlp_endpoint
+        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
         self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
@@ -191,12 +189,7 @@ class Bootstrap:
             say(terms.problem)
         base = own_facts(
             identity,
-            PeerContact(
-                name,
-                discovery.addresses,
-                (address,),
-                certificate,
-            ),
+            PeerContact(name, discovery.addresses, (address,), certificate),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
