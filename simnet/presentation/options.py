@@ -92,7 +92,7 @@ def parse_micro_batches(option: str, text: str) -> tuple[str, ...]:
 
 
 def parse_speculation(option: str, text: str) -> tuple[str, ...]:
-    """What SimulatedSpeculation.named takes, with commas between them, each once; raises ValueError with one sentence."""
+    """What `SimulatedSpeculation.named` takes, each once, commas between; raises ValueError with one sentence."""
     texts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for one in texts:
         try:
