@@ -31,6 +31,7 @@ from molink.peer.daemon.compute_setup import (
     open_compute_setup,
     planned_memory,
 )
+from molink.peer.daemon.draft import DraftUnusable, draft_bytes, open_draft
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.partner_terms import partner_terms
@@ -122,6 +123,7 @@ class Bootstrap:
         self._changed = changed
         self._report = report
         self._read_machine = read_machine
+        self._guesses: HeadGuesses | None = None
 
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
@@ -145,6 +147,7 @@ class Bootstrap:
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
+        settings = self._with_guesses(model)
         computing, leases = await self._computing(stack, model, devices)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
@@ -158,7 +161,7 @@ class Bootstrap:
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
                 OfferedCompute(
-                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
                 ),
                 self._metrics,
                 self._changed.set,
@@ -245,14 +248,24 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
-    def _guesses(self) -> HeadGuesses | None:
-        """What tokens are guessed from where this peer is the head; None: they are not."""
-        draft = self._settings.options.draft
+    def _with_guesses(self, model: LocalModel) -> JoinSettings:
+        """Decides what tokens are guessed from where this peer is the head. Returns the settings, with the memory that
+        a draft model leaves. Raises PeerError."""
+        draft, settings = self._settings.options.draft, self._settings
         if draft == "off":
-            return None
-        guesses = HeadGuesses(tables=draft == "auto")
-        self._metrics.watch_guesses(guesses.counts)
-        return guesses
+            return settings
+        drafted = None
+        if draft not in ("auto", "lookup"):
+            try:
+                drafted = open_draft(draft, model.spec.name, model.manifest.files, settings.memory_bytes)
+            except DraftUnusable as error:
+                raise PeerError(str(error)) from error
+            if settings.memory_bytes is not None:
+                left_bytes = settings.memory_bytes - draft_bytes(drafted)
+                settings = self._settings = replace(settings, memory_bytes=left_bytes)
+        self._guesses = HeadGuesses(tables=draft != "lookup", draft=drafted)
+        self._metrics.watch_guesses(self._guesses.counts)
+        return settings
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.acceptance import (
+    DRAFT,
     GREEDY,
     LOOKUP,
     PREDICTION,
@@ -20,6 +21,7 @@ from molink.peer.speculation.acceptance import (
     Acceptance,
     GuessKind,
 )
+from molink.peer.speculation.draft_model import DraftLookup, DraftModel
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
@@ -27,6 +29,8 @@ from molink.routing.cost.pipeline import PipelineStage
 
 MOST_GUESSES = 15
 """Of one trip."""
+UNASKED_TRIPS = 7
+"""Where no guess travels, a draft model is asked for guesses at every eighth trip."""
 LEAST_CHANCE = 0.02
 """A guess that arrives with less, those before it counted, is not made."""
 
@@ -75,6 +79,7 @@ class SessionGuesses:
         table: NgramTable | None = None,
         prediction: Sequence[int] = (),
         stages: Sequence[PipelineStage] = (),
+        draft: DraftModel | None = None,
         *,
         sampled: bool = False,
         fixed: int | None = None,
@@ -88,6 +93,9 @@ class SessionGuesses:
         self._table = None if table is None else TableLookup(table)
         self._prediction = PredictionLookup(prediction) if prediction else None
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
+        self._draft = None if draft is None else DraftLookup(draft)
+        self._unasked = UNASKED_TRIPS
+        """Trips since the draft model was asked."""
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self.begun = NO_GUESSES
@@ -105,6 +113,8 @@ class SessionGuesses:
         learnt."""
         tokens = tuple(token_ids)
         self._text.extend(tokens)
+        if self._draft is not None:
+            self._draft.extend(tokens)
         if not self._is_begun:
             self._is_begun = True
             if self._table is not None:
@@ -163,7 +173,14 @@ class SessionGuesses:
             chains.append((TABLE, self._table.begin()))
         if self._prediction is not None:
             chains.append((PREDICTION, self._prediction.begin()))
+        if self._draft is not None and self._asks_draft():
+            chains.append((DRAFT, self._draft.begin()))
         return chains
+
+    def _asks_draft(self) -> bool:
+        """A draft model takes time: where no guess travelled it is asked now and then only, in case one would."""
+        self._unasked = 0 if self.begun.guesses or self._unasked >= UNASKED_TRIPS else self._unasked + 1
+        return not self._unasked
 
     def _score(self, tokens: Sequence[int]) -> None:
         """What each source said, place by place, as long as the chain went the way of the sequence."""
