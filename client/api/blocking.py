@@ -13,6 +13,7 @@ from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.opened_swarm import Messages, Prompt, Tools
 from molink.client.api.sampling import Sampling
 from molink.client.api.swarm import AsyncSwarm
+from molink.client.text.demanded_calls import CallChoice
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -93,6 +94,7 @@ class Swarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -103,6 +105,7 @@ class Swarm:
             lambda: self._swarm.chat(
                 messages,
                 tools=tools,
+                tool_choice=tool_choice,
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,
@@ -150,6 +153,7 @@ class Swarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -160,6 +164,7 @@ class Swarm:
             lambda: self._swarm.stream_chat_events(
                 messages,
                 tools=tools,
+                tool_choice=tool_choice,
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import InvalidRequest
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
@@ -43,6 +44,8 @@ class SessionRequest:
     partners: bool = True
     """Whether other peers keep copies of its hops' KV caches, to go on from after a loss."""
     speculation: Speculation = SPECULATES
+    begins_on: PlannedRoute | None = None
+    """The circuit to try before another is planned."""
 
 
 def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) -> pb.SessionDescriptor:

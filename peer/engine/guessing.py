@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
 from molink.peer.engine.sessions import ServedSession
-from molink.peer.engine.steps import StepInput, StepPayload
+from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.draft_model import DraftModel
@@ -124,8 +124,8 @@ def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
         return WANTS_NONE
     if any(spec.state_bytes):
         return "the model's layers keep states, which do not go back"
-    if plan.params.has_penalties or plan.params.grammar is not None:
-        return "its draws depend on the tokens before, which guesses are not yet"
+    if plan.params.grammar is not None:
+        return "what its grammar lets come is known for the next token alone"
     for hop in plan.hops:
         if GUESSES not in hop.facts.sampling_abilities:
             return f"{hop.peer_id} takes no guesses: it is of an older version"
@@ -157,13 +157,3 @@ def fault_of_trip(tokens: Sequence[pb.Token], session: ServedSession) -> str | N
         if place >= len(travelling) or travelling[place] != token.token_id:
             return f"tokens came behind one at position {token.position} that was not guessed"
     return None
-
-
-def known_guesses(one: StepInput) -> tuple[int, ...]:
-    """What the tail knows of the guesses that it has computed: of those that have not come nothing is accepted."""
-    if not one.guesses:
-        return ()
-    if one.payload.token_ids is not None:
-        return one.payload.token_ids[-one.guesses :]
-    step, guesses = one.session.progress.told_guesses
-    return guesses if step == one.step else ()

@@ -15,7 +15,7 @@ from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, known_guesses, why_no_guesses
+from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, why_no_guesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
@@ -149,6 +149,11 @@ class Stepper:
                 source.extend(start.token_ids)
                 session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
 
+    def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
+        """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
+        if older.is_head and session.is_head and why_no_guesses(session, self._engine.spec) is None:
+            session.progress.guesser = older.progress.guesser
+
     # -- planned moves
 
     def tell_moves(self, moves: Callable[[ServedSession, int, int], None]) -> None:
@@ -270,7 +275,7 @@ class Stepper:
         tokens: list[StepToken] = []
         for one, drawn, at in zip(asked, output.sampled, output.positions, strict=True):
             timings = self._sender.timings(one, output)
-            for token in trip_messages(one, drawn, at, known_guesses(one), timings):
+            for token in trip_messages(one, drawn, at, timings):
                 self.draws.drew(one.session, token.position, token.token_id)
                 tokens.append(step_token(one.session, token))
         return tokens

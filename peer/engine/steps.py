@@ -39,6 +39,8 @@ class StepPayload:
     """Its rows as they came, each by itself, if they are logged."""
     timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""
+    guesses: tuple[int, ...] = ()
+    """At the tail: what it knows of the step's guesses. The engine's thread sets it."""
     partial: PartialStep | None = None
     """What the engine has of it, where it is computed in slices. The engine's thread sets it."""
 
@@ -157,13 +159,23 @@ def _begun(
         try:
             if cache.length != one.position:
                 engine.begin_behind(cache, one.position)
+            if one.guesses and one.session.is_tail:
+                one.payload.guesses = _known_guesses(one)
             if one.draws and one.session.drawing is not None:
-                one.session.drawing.go_to(one.position + one.tokens)
+                one.session.drawing.go_to(one.position + one.tokens - one.guesses)
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
             begun.append(one)
     return tuple(begun)
+
+
+def _known_guesses(one: StepInput) -> tuple[int, ...]:
+    """The step's guesses, as far as its tail knows them: of those that have not come nothing is accepted."""
+    if one.payload.token_ids is not None:
+        return one.payload.token_ids[-one.guesses :]
+    step, guesses = one.session.progress.told_guesses
+    return guesses if step == one.step else ()
 
 
 def _step(
@@ -216,7 +228,12 @@ def _step(
 
 def _requests(one: StepInput, position: int) -> tuple[SampleRequest, ...]:
     """How the session's token at that position is chosen, and behind it one for each guess."""
-    return tuple([_request(one, position + place) for place in range(one.draws)])
+    drawing = one.session.drawing
+    if drawing is None or not one.guesses:
+        return tuple([_request(one, position + place) for place in range(one.draws)])
+    seen = drawing.seen_behind(one.payload.guesses)
+    last = len(seen) - 1  # behind guesses that are not known nothing is accepted
+    return tuple([replace(_request(one, position + at), seen=seen[min(at, last)]) for at in range(one.draws)])
 
 
 def _request(one: StepInput, position: int) -> SampleRequest:
@@ -313,14 +330,11 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
 
 
 def trip_messages(
-    one: StepInput,
-    drawn: Sequence[Sampled],
-    position: int,
-    guesses: Sequence[int],
-    timings: Sequence[pb.HopTiming],
+    one: StepInput, drawn: Sequence[Sampled], position: int, timings: Sequence[pb.HopTiming]
 ) -> list[pb.Token]:
     """The tokens that a step gives: as long as the guess is what was drawn, the one behind it counts too."""
     tokens: list[pb.Token] = []
+    guesses = one.payload.guesses
     for place, token in enumerate(drawn):
         tokens.append(token_message(one, token, position + place, () if place else timings))
         goes_on = place < len(guesses) and guesses[place] == token.token_id

@@ -33,6 +33,11 @@ class Rows:
     """How the tokens behind these rows are chosen, for engines that choose them themselves."""
 
     @property
+    def decodes(self) -> bool:
+        """Whether these are a decode step's: a token, and maybe guesses."""
+        return self.count == 1 or self.count == self.logit_rows
+
+    @property
     def guesses(self) -> int:
         """How many of the new tokens, the last ones, may be cut off again."""
         return self.logit_rows - 1 if self.logit_rows > 1 else 0

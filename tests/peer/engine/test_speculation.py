@@ -10,6 +10,7 @@ from support.models.tiny_models import greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model, opened
 
+from molink.client.circuit.session_request import needs_history
 from molink.peer.models.model import LocalModel
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -98,10 +99,14 @@ SAMPLING = [
     pb.Sampling(temperature=0.8, top_p=0.9, seed=7, logprobs=2),
     pb.Sampling(temperature=1.2, top_k=20, top_p=1.0, seed=3, logit_bias={5: 2.0, 9: -4.0}, min_p=0.02),
     pb.Sampling(top_p=1.0, min_tokens=12, stop_token_ids=list(range(0, 256, 9))),
+    pb.Sampling(top_p=1.0, frequency_penalty=0.7, presence_penalty=0.4, repetition_penalty=1.3),
+    pb.Sampling(temperature=0.9, top_p=0.95, seed=5, repetition_penalty=1.5, logprobs=1),
 ]
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    "sampling", [SAMPLING[0], SAMPLING[3], *(pytest.param(one, marks=pytest.mark.full) for one in SAMPLING)]
+)
 @asynchronous
 async def test_tokens_and_log_probabilities_are_those_without_guesses_for_the_same_seed(
     model: LocalModel, sampling: pb.Sampling
@@ -128,6 +133,9 @@ async def test_tokens_and_log_probabilities_are_those_without_guesses_for_the_sa
 async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) -> list[pb.Token]:
     """All tokens of a generation, up to the one that ends it."""
     descriptor = await circuit.reserve(session, len(prompt), NEW_TOKENS)
+    if needs_history(descriptor.sampling):
+        told = pb.History(session=descriptor.session, epoch=1, token_ids=prompt)
+        assert circuit.links[-1].post(told)
     assert circuit.links[0].post(pb.Start(session=descriptor.session, epoch=1, token_ids=prompt))
     tokens: list[pb.Token] = []
     while not tokens or tokens[-1].finish == pb.NOT_FINISHED:
@@ -138,7 +146,7 @@ async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) 
     return tokens
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("place", [2, *(pytest.param(one, marks=pytest.mark.full) for one in (0, 4))])
 @asynchronous
 async def test_a_stop_id_ends_a_trip_where_it_stands(model: LocalModel, place: int) -> None:
     """As the first of a trip's tokens, in its middle, and as the one behind all guesses. The first token comes of the
@@ -154,7 +162,9 @@ async def test_a_stop_id_ends_a_trip_where_it_stands(model: LocalModel, place: i
     assert head.accepted > 0
 
 
-@pytest.mark.parametrize("new_tokens", [1, 2, 5, 6, 7])
+@pytest.mark.parametrize(
+    "new_tokens", [6, *(pytest.param(one, marks=pytest.mark.full) for one in (1, 2, 5, 7))]
+)
 @asynchronous
 async def test_the_last_token_that_was_asked_for_ends_a_trip(model: LocalModel, new_tokens: int) -> None:
     (expected,) = greedy_references(model.folder, PROMPTS[:1], NEW_TOKENS)
@@ -178,17 +188,26 @@ async def test_a_trip_says_with_its_first_token_how_many_were_guessed(model: Loc
     assert all(token.guessed == 0 for trip in trips.values() for token in trip[1:])
 
 
-@pytest.mark.parametrize("kind", [NeverRight, pytest.param(Chance, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [
+        (NeverRight, range(11, 15)),
+        *[
+            pytest.param(kind, range(8, 25), marks=pytest.mark.full)
+            for kind in (NeverRight, LastWrong, Chance)
+        ],
+    ],
+)
 @asynchronous
 async def test_a_block_whose_last_row_is_a_refused_guess_is_shared_under_no_name(
-    model: LocalModel, kind: type[Oracle]
+    model: LocalModel, kind: type[Oracle], lengths: Sequence[int]
 ) -> None:
     """A chat goes on behind answers that end at every place of a block."""
     prompt = [(5 * at + 2) % 60 for at in range(20)]
     (answer,) = greedy_references(model.folder, [prompt], NEW_TOKENS)
     head = GuessingHead(kind, [[*prompt, *answer]])
     async with served_circuit(model, (3,), kv_tokens=600, guesses=head) as circuit:
-        for new_tokens in range(8, 25):
+        for new_tokens in lengths:
             assert await circuit.generate([prompt], new_tokens, KEY) == [answer[:new_tokens]]
             chat = [*prompt, *answer[:new_tokens], 7, 8]
             expected = greedy_references(model.folder, [chat], 6)
@@ -211,6 +230,7 @@ async def test_a_model_whose_layers_keep_states_is_served_without_guesses(
     assert head.sources == []
 
 
+@pytest.mark.full
 @asynchronous
 async def test_guesses_with_activations_in_int8_change_no_token(model: LocalModel) -> None:
     """What neighbouring rows are does not change how a row is rounded."""

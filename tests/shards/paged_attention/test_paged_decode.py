@@ -105,6 +105,37 @@ def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyMod
     assert max(attention.rows) == 5
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_sliding", *(pytest.param(one, marks=pytest.mark.full) for one in ("llama", *BY_LATENTS))],
+)
+def test_guesses_of_one_session_are_rows_with_bounds_of_their_own(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    """In recorded steps, and beside a prompt in one that is not; what is refused is cut off."""
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    folder, span = tiny_model(architecture), Span(0, 6)
+    found = []
+    for way in (decoding, None):
+        engine = engine_with(folder, (0, 6), decoding=way)
+        caches = [engine.new_cache(span, 80) for _ in range(4)]
+        for cache, length in zip(caches[:3], (17, 3, 30), strict=True):
+            engine.step(span, [Rows(cache, length, tuple(range(2, 2 + length)), logit_rows=0)], None)
+        logits = []
+        for step in range(8):
+            rows = []
+            for cache, length, count in zip(caches[:3], (17, 3, 30), (1, 5, 2), strict=True):
+                engine.begin_behind(cache, length + step)
+                ids = tuple((7 * step + 3 * place) % VOCABULARY for place in range(count))
+                rows.append(Rows(cache, count, ids, logit_rows=count))
+            if step == 5:
+                rows.append(Rows(caches[3], 9, tuple(range(9)), logit_rows=1))
+            logits.append(engine.step(span, rows, None))
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    assert tapes.replays >= 7
+
+
 @pytest.mark.parametrize("sessions", usually([1, 8], [2]))
 def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
     decoding, _, tapes = decoding_here(sizes=(sessions,))
@@ -257,8 +288,11 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
     for caches in both:
         engine.step(span, [Rows(cache, 20, first, logit_rows=0) for cache in caches], None)
     ids = [tuple(range(40, 40 + count)) for count in counts]
-    rows = [Rows(cache, len(own), own, logit_rows=1) for cache, own in zip(both[0], ids, strict=True)]
-    expected = engine.step(span, rows, None)
+    theirs, rows = (
+        [Rows(cache, len(own), own, logit_rows=1) for cache, own in zip(caches, ids, strict=True)]
+        for caches in both
+    )
+    expected = engine.step(span, theirs, None)
     paged, caches = engine.paged.get(span), both[1]
     assert paged is not None
     hidden = torch.tensor([[token for own in ids for token in own]])
@@ -267,7 +301,7 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
         for part in (Span(0, 2), Span(2, 6)):
-            batch = paged.batch(caches, counts, lambda numbers: torch.tensor(numbers, dtype=torch.long))
+            batch = paged.batch(rows, lambda numbers: torch.tensor(numbers, dtype=torch.long))
             for view in engine._stages.route(part):
                 hidden = view.run(hidden, positions, batch)
         batch.commit()
