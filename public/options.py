@@ -110,6 +110,14 @@ class Configuration:
             Bounds(min_length=1, max_length=32),
         ),
     ] = None
+    operator: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to tell how its machine "
+            "is; may be given again. Nobody's, unless told.",
+            "ID",
+        ),
+    ] = None
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None
@@ -147,6 +155,14 @@ class Configuration:
             "Whether sessions go over to partners while this peer computes prompts: auto, if it pays; off, unless told."
         ),
     ] = "off"
+    sessions_per_client: Annotated[
+        int,
+        Option(
+            "How many sessions one client may have here at once; a gateway is one client, whoever uses it.",
+            "N",
+            Bounds(ge=1, le=64),
+        ),
+    ] = 32
     draft: Annotated[
         str,
         Option(
@@ -156,14 +172,6 @@ class Configuration:
             Bounds(min_length=1),
         ),
     ] = "auto"
-    sessions_per_client: Annotated[
-        int,
-        Option(
-            "How many sessions one client may have here at once; a gateway is one client, whoever uses it.",
-            "N",
-            Bounds(ge=1, le=64),
-        ),
-    ] = 32
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),
@@ -181,6 +189,16 @@ class Configuration:
     metrics_port: Annotated[
         int | None, Option("Serve /metrics for Prometheus to this machine; 0: any free port.", "N", PORT)
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Option(
+            "Send traces of requests that ask for it to this OpenTelemetry collector, such as http://127.0.0.1:4318.",
+            "URL",
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"], Option("What stands on stderr: text, or a JSON object in each line.")
+    ] = "text"
     transmission_policy: Annotated[
         str, Option("What leaves this machine first: molink, or a rival to measure.", "NAME")
     ] = "molink"

@@ -131,15 +131,17 @@ class OpenedSwarm:
         speculation: Speculation = SPECULATES,
         *,
         trace: bool = False,
+        trace_context: bytes = b"",
     ) -> ClientSession:
         """Makes a session that has not begun."""
         asked = SessionRequest(
             ids,
             params,
-            trace or self.running.are_timed,
+            trace or bool(trace_context) or self.running.are_timed,
             self.options.activation_codec,
             self.options.partners == "auto",
             speculation,
+            trace_context,
             self.held.take(),
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)

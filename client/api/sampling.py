@@ -85,7 +85,7 @@ def checked_speculation(speculation: str | None, parameter: str = "speculation")
     return speculation != "off"
 
 
-def checked_prediction(prediction: str | Sequence[int] | None) -> str | tuple[int, ...]:
+def checked_prediction(prediction: object) -> str | tuple[int, ...]:
     """The prediction, without one that says nothing.
 
     Raises:

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from molink.client.api.circuits_preview import CircuitsPreview, preview_circuits
+from molink.client.api.event_streams import check_timeout, generation_events, texts, whole
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.held_circuits import HeldCircuits
@@ -21,16 +22,19 @@ from molink.client.api.opened_swarm import (
     open_beside,
     open_swarm,
 )
+from molink.client.api.orders import send_order
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
 from molink.client.text.demanded_calls import CallChoice
 from molink.client.text.text_work import ChatOptions, OpenTextWork
-from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
+
+MOST_SHOWN = 8
+"""Peers whose addresses are handed on to who joins."""
 
 
 class AsyncSwarm:
@@ -134,6 +138,23 @@ class AsyncSwarm:
             preview_circuits, views, opened.spec, opened.requirements, circuits, tokens
         )
 
+    def member_addresses(self) -> tuple[str, ...]:
+        """Multiaddresses by which others can join: of the initial peers, then of some that are known."""
+        known = (
+            address for view in self.connection.snapshot()[:MOST_SHOWN] for address in view.facts.addresses
+        )
+        return tuple(dict.fromkeys((*self.connection.initial_peers, *known)))
+
+    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
+        """Has a peer that takes this client's orders (`molink-peer join --operator ID`) tell its `status`, `drain`,
+        `resume` after that, or `leave`; returns what it says.
+
+        Raises:
+            InvalidRequest: there is no such order, or the peer does not take it from this client.
+            SwarmUnavailable: the peer cannot be reached, or cannot do it now.
+        """
+        return await send_order(self.connection, peer_id, action)
+
     async def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""
         served = {view.facts.model.model_hash: view.facts.model for view in self.connection.snapshot()}
@@ -188,7 +209,7 @@ class AsyncSwarm:
             NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
             PeerLost: a peer was lost in mid-generation and no other circuit formed.
         """
-        return await _whole(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling))
+        return await whole(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling))
 
     async def stream(
         self,
@@ -199,7 +220,7 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """The text as soon as it is certain. Arguments and errors as for `generate`."""
-        async for text in _texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
+        async for text in texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
             yield text
 
     async def chat(
@@ -231,7 +252,7 @@ class AsyncSwarm:
             timeout_s=timeout_s,
             **sampling,
         )
-        return await _whole(pieces)
+        return await whole(pieces)
 
     async def stream_chat(
         self,
@@ -242,7 +263,7 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """As `chat`, the text as soon as it is certain."""
-        async for text in _texts(
+        async for text in texts(
             self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
         ):
             yield text
@@ -257,7 +278,7 @@ class AsyncSwarm:
     ) -> AsyncGenerator[TextPiece, None]:
         """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
         opened = self._open()
-        return _events(
+        return generation_events(
             opened, lambda: opened.encode(prompt), checked_params(params, sampling), sampling, timeout_s
         )
 
@@ -281,7 +302,7 @@ class AsyncSwarm:
             raise InvalidRequest("a chat needs at least one message", "messages")
         opened = self._open()
         chat = ChatOptions(tools, chat_template_kwargs or {})
-        return _events(
+        return generation_events(
             opened,
             lambda: opened.encode_chat(messages, chat),
             opened.demanding_calls(checked_params(params, sampling), tool_choice, tools),
@@ -317,12 +338,12 @@ class AsyncSwarm:
         opened = self._open()
         asked: Sampling = {"max_new_tokens": 32, **sampling}
         params = checked_params(None, asked)
-        _check_timeout(timeout_s)
+        check_timeout(timeout_s)
         speculation = await opened.speculation(sampling)
         session = opened.session(await opened.encode(prompt), params, speculation, trace=True)
         tracer = Tracer()
         session.watch = tracer.record_token
-        generation = await _whole(opened.pieces(session, params, timeout_s))
+        generation = await whole(opened.pieces(session, params, timeout_s))
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
@@ -343,45 +364,6 @@ class AsyncSwarm:
                 "the swarm is not open: use it inside `with Swarm(...)` or `async with AsyncSwarm(...)`"
             )
         return self._opened
-
-
-async def _events(
-    opened: OpenedSwarm,
-    encoded: Callable[[], Awaitable[tuple[int, ...]]],
-    params: SamplingParams,
-    sampling: Sampling,
-    timeout_s: float,
-    calls: ToolCallStream | None = None,
-) -> AsyncGenerator[TextPiece, None]:
-    _check_timeout(timeout_s)
-    speculation = await opened.speculation(sampling)
-    pieces = opened.pieces(opened.session(await encoded(), params, speculation), params, timeout_s, calls)
-    try:
-        async for piece in pieces:
-            yield piece
-    finally:
-        await pieces.aclose()
-
-
-def _check_timeout(timeout_s: float) -> None:
-    if not timeout_s >= 0:
-        raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
-
-
-async def _whole(pieces: AsyncIterator[TextPiece]) -> Generation:
-    async for piece in pieces:
-        if piece.generation is not None:
-            return piece.generation
-    raise RuntimeError("a generation ended without its last piece")
-
-
-async def _texts(pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[str, None]:
-    try:
-        async for piece in pieces:
-            if piece.text:
-                yield piece.text
-    finally:
-        await pieces.aclose()
 
 
 def _no_report(_: str) -> None:

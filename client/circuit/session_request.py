@@ -44,6 +44,8 @@ class SessionRequest:
     partners: bool = True
     """Whether other peers keep copies of its hops' KV caches, to go on from after a loss."""
     speculation: Speculation = SPECULATES
+    trace_context: bytes = b""
+    """Of the span that hops' spans are parts of (`molink.tracing`); empty: they write none."""
     begins_on: PlannedRoute | None = None
     """The circuit to try before another is planned."""
 
@@ -67,6 +69,7 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
         prompt_tokens=len(prompt),
         capacity_tokens=capacity,
         trace=asked.trace,
+        trace_context=asked.trace_context,
         prefix_blocks=b"".join(block_names(prompt[:-1], prefix_key)[:MAX_PREFIX_BLOCKS]),
         activation_codec="" if asked.activation_codec == "none" else asked.activation_codec,
         speculates=asked.speculation.wanted,

@@ -40,7 +40,7 @@ def write_text(text: str) -> None:
         CommandFailed: nobody reads it any more.
     """
     try:
-        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open to the end
@@ -64,6 +64,14 @@ def summary(generation: Generation) -> str:
     return (
         f"{counted(tokens, 'token')}{trips} over {counted(hops, 'hop')}{again}: "
         f"the first after {generation.ttft_s:.2f} s, then {generation.tpot_s * 1000:.1f} ms each"
+    )
+
+
+def circuit_of(generation: Generation) -> str:
+    """The hops of the last circuit by name, with their layers: `attic 0:6 → cellar 6:12`."""
+    return " → ".join(
+        f"{plain(hop.name) or hop.peer_id[-SHORT_ID:]} {hop.start}:{hop.stop}"
+        for hop in generation.circuit.hops
     )
 
 
@@ -242,7 +250,7 @@ def _name(times: HopTimes) -> str:
     return times.hop.name or times.hop.peer_id[-SHORT_ID:]
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Without control characters, and without those that reorder or hide what stands around them."""
     return "".join(
         "\ufffd"

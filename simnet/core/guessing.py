@@ -17,7 +17,7 @@ MOST_FIXED = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SimulatedSpeculation:
     """How many guesses travel."""
 
     fixed: int | None = None
@@ -26,7 +26,7 @@ class Speculation:
     """Of the recorded generations."""
 
     @classmethod
-    def named(cls, name: str, temperature: float = 0.0) -> "Speculation | None":
+    def named(cls, name: str, temperature: float = 0.0) -> "SimulatedSpeculation | None":
         """What `auto`, `off` or a number stands for; None: nothing is guessed. Raises ValueError with one sentence."""
         if name in (OFF, "0"):
             return None
@@ -40,7 +40,9 @@ class Speculation:
 class TapeGuesser:
     """A `Guesser` of the head's core for a session that generates a tape."""
 
-    def __init__(self, speculation: Speculation, number: int, stages: Sequence[PipelineStage]) -> None:
+    def __init__(
+        self, speculation: SimulatedSpeculation, number: int, stages: Sequence[PipelineStage]
+    ) -> None:
         """`number`: of the session, whose tape begins with another generation than the next one's."""
         self._tape = GenerationTape(number, speculation.temperature)
         self._guesses = SessionGuesses(

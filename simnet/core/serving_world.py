@@ -19,7 +19,7 @@ from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.prefill_chunks import Cut
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
-from molink.simnet.core.guessing import Speculation, TapeGuesser
+from molink.simnet.core.guessing import SimulatedSpeculation, TapeGuesser
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.simulated_peer import ComputeS, SimulatedEngine, SimulatedPeer
@@ -65,7 +65,7 @@ class SimulatedCircuit:
     """A token's way from the head to its client."""
     jitter_ms: float = 0.0
     seed: int = 0
-    speculation: Speculation | None = None
+    speculation: SimulatedSpeculation | None = None
     """None: nothing is guessed."""
 
 

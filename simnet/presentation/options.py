@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from molink.peer.scheduling.in_flight_rules import RULES, rule_named
-from molink.simnet.core.guessing import Speculation
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.suggestions import did_you_mean
 
 
@@ -92,11 +92,11 @@ def parse_micro_batches(option: str, text: str) -> tuple[str, ...]:
 
 
 def parse_speculation(option: str, text: str) -> tuple[str, ...]:
-    """What Speculation.named takes, with commas between them, each once; raises ValueError with one sentence."""
+    """What `SimulatedSpeculation.named` takes, each once, commas between; raises ValueError with one sentence."""
     texts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for one in texts:
         try:
-            Speculation.named(one)
+            SimulatedSpeculation.named(one)
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from error
     return texts

@@ -57,7 +57,7 @@ class TextPart(BaseModel):
     text: str
 
 
-class Prediction(BaseModel):
+class PredictedOutput(BaseModel):
     """What is likely to be generated: the tokens that it has right come sooner."""
 
     model_config = ConfigDict(strict=True)
@@ -97,7 +97,7 @@ class SamplingRequest(BaseModel):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "SamplingRequest":

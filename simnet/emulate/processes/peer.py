@@ -40,7 +40,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.shards.spec import Span
-from molink.simnet.core.guessing import Speculation
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
@@ -126,7 +126,7 @@ class EmulatedPeer:
         step_times = StepTimes(machine.profile)
         self._metrics.compare(step_times)
         chunk_tokens = configuration.prefill_chunk_tokens
-        speculation = Speculation.named(configuration.speculation)
+        speculation = SimulatedSpeculation.named(configuration.speculation)
         serving = DataPlane(
             identity,
             Credentials(identity.peer_id, certificate),

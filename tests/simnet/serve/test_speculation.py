@@ -4,7 +4,7 @@ import pytest
 
 from molink.peer.scheduling.trip_load import ALONE
 from molink.simnet.core.generations import GenerationTape, recorded_generations
-from molink.simnet.core.guessing import Speculation, TapeGuesser
+from molink.simnet.core.guessing import SimulatedSpeculation, TapeGuesser
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.devices import DEVICES
 from molink.simnet.devices.model_shapes import QWEN2_7B, even_spans
@@ -57,8 +57,10 @@ def test_a_tape_goes_on_without_end_and_begins_elsewhere_for_each_session() -> N
         GenerationTape(0, 3.0)
 
 
-@pytest.mark.parametrize("speculation", [Speculation(), Speculation(4), Speculation(2, 0.8)])
-def test_a_guesser_says_how_many_of_its_guesses_are_of_the_tape(speculation: Speculation) -> None:
+@pytest.mark.parametrize(
+    "speculation", [SimulatedSpeculation(), SimulatedSpeculation(4), SimulatedSpeculation(2, 0.8)]
+)
+def test_a_guesser_says_how_many_of_its_guesses_are_of_the_tape(speculation: SimulatedSpeculation) -> None:
     guesser, tape = TapeGuesser(speculation, 3, ()), GenerationTape(3, speculation.temperature)
     generated = right = 0
     while generated < 200:
@@ -71,7 +73,7 @@ def test_a_guesser_says_how_many_of_its_guesses_are_of_the_tape(speculation: Spe
 
 
 def test_a_number_of_guesses_that_cannot_be_is_named() -> None:
-    assert Speculation.named("off") is Speculation.named("0") is None
+    assert SimulatedSpeculation.named("off") is SimulatedSpeculation.named("0") is None
     for wrong in ("16", "-1", "many", "²"):
         with pytest.raises(ValueError, match="neither auto nor off nor a number from 0 to 15"):
-            Speculation.named(wrong)
+            SimulatedSpeculation.named(wrong)
