@@ -31,7 +31,7 @@ from molink.peer.daemon.compute_setup import (
     open_compute_setup,
     planned_memory,
 )
-from molink.peer.daemon.draft import DraftUnusable, draft_bytes, open_draft
+from molink.peer.daemon.draft import guesses_of
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
@@ -255,23 +255,14 @@ class Bootstrap:
         )
 
     def _with_guesses(self, model: LocalModel) -> JoinSettings:
-        """Decides what tokens are guessed from where this peer is the head. Returns the settings, with the memory that
-        a draft model leaves. Raises PeerError."""
-        draft, settings = self._settings.options.draft, self._settings
-        if draft == "off":
-            return settings
-        drafted = None
-        if draft not in ("auto", "lookup"):
-            try:
-                drafted = open_draft(draft, model.spec.name, model.manifest.files, settings.memory_bytes)
-            except DraftUnusable as error:
-                raise PeerError(str(error)) from error
-            if settings.memory_bytes is not None:
-                left_bytes = settings.memory_bytes - draft_bytes(drafted)
-                settings = self._settings = replace(settings, memory_bytes=left_bytes)
-        self._guesses = HeadGuesses(tables=draft != "lookup", draft=drafted)
-        self._metrics.watch_guesses(self._guesses.counts)
-        return settings
+        """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
+        settings = self._settings
+        self._guesses, taken_bytes = guesses_of(settings.options.draft, model, settings.memory_bytes)
+        if self._guesses is not None:
+            self._metrics.watch_guesses(self._guesses.counts)
+        if settings.memory_bytes is not None:
+            self._settings = replace(settings, memory_bytes=settings.memory_bytes - taken_bytes)
+        return self._settings
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings

@@ -10,7 +10,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from molink.peer.engine.guessing import DRAFTED_SESSIONS
+from molink.peer.engine.guessing import DRAFTED_SESSIONS, HeadGuesses
+from molink.peer.models.model import LocalModel
 from molink.peer.speculation.draft_model import DraftModel, DraftShape
 from molink.shards.checkpoint.catalog import CheckpointNotFound, is_from_hub, resolve
 
@@ -21,6 +22,17 @@ MOST_PARAMETERS: Final = 4_000_000
 
 class DraftUnusable(Exception):
     """The draft model cannot be used; one sentence says why, and what to do."""
+
+
+def guesses_of(option: str, model: LocalModel, memory_bytes: int | None) -> tuple[HeadGuesses | None, int]:
+    """What tokens are guessed from where this peer is the head, as `--draft` says, and what it takes of the memory;
+    None: they are not guessed. Raises DraftUnusable."""
+    if option == "off":
+        return None, 0
+    if option in ("auto", "lookup"):
+        return HeadGuesses(tables=option == "auto"), 0
+    draft = open_draft(option, model.spec.name, model.manifest.files, memory_bytes)
+    return HeadGuesses(tables=True, draft=draft), draft_bytes(draft)
 
 
 def open_draft(

@@ -153,9 +153,13 @@ class DraftLookup:
         self._tokens: list[int] = []
         """The end of the sequence that the model sees, from the first token that it saw on."""
 
-    def extend(self, token_ids: Sequence[int]) -> None:
+    def begin_with(self, tokens: Sequence[int]) -> None:
+        """The sequence begins with these."""
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
         """The sequence has these tokens more. What is too far back is seen no more."""
-        self._tokens += token_ids
+        self._tokens += tokens
         if len(self._tokens) + MOST_DRAFTED > self._model.shape.most_positions:
             self._tokens, self._cache = self._tokens[-SEEN_TOKENS:], DraftCache(self._model)
         if not self._cache.tokens:

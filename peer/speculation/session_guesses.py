@@ -45,6 +45,19 @@ class Chain(Protocol):
         """The sequence goes on with this token, whoever guessed it."""
 
 
+class GuessSource(Protocol):
+    """What guesses come from in one session."""
+
+    def begin_with(self, tokens: Sequence[int]) -> None:
+        """The sequence begins with these."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """What is generated has these tokens more, for certain."""
+
+    def begin(self) -> Chain:
+        """Guesses of what comes behind the sequence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A token that may come at one place of a trip."""
@@ -89,11 +102,14 @@ class SessionGuesses:
         will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
         many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in `totals`
         too."""
-        self._text = TextLookup()
-        self._table = None if table is None else TableLookup(table)
-        self._prediction = PredictionLookup(prediction) if prediction else None
+        self._lookups: dict[str, GuessSource] = {LOOKUP: TextLookup()}
+        if table is not None:
+            self._lookups[TABLE] = TableLookup(table)
+        if prediction:
+            self._lookups[PREDICTION] = PredictionLookup(prediction)
+        if draft is not None:
+            self._lookups[DRAFT] = DraftLookup(draft)
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
-        self._draft = None if draft is None else DraftLookup(draft)
         self._unasked = UNASKED_TRIPS
         """Trips since the draft model was asked."""
         self._costs = CircuitCosts(stages) if stages else None
@@ -112,22 +128,16 @@ class SessionGuesses:
         """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
         learnt."""
         tokens = tuple(token_ids)
-        self._text.extend(tokens)
-        if self._draft is not None:
-            self._draft.extend(tokens)
-        if not self._is_begun:
-            self._is_begun = True
-            if self._table is not None:
-                self._table.begin_with(tokens)
-            return
-        self._score(tokens)
-        for source in (self._table, self._prediction):
-            if source is not None:
-                source.extend(tokens)
+        if self._is_begun:
+            self._score(tokens)
+        for source in self._lookups.values():
+            (source.extend if self._is_begun else source.begin_with)(tokens)
+        self._is_begun = True
 
     def candidates(self, most: int) -> tuple[Guess, ...]:
         """What may come next, place by place: at most so many, fewer where no source knows further."""
-        chains = self._chains()
+        asks_draft = self._asks_draft()
+        chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or asks_draft]
         self._proposed = []
         guesses: list[Guess] = []
         together = 1.0
@@ -166,16 +176,6 @@ class SessionGuesses:
         """So many of the latest guesses travelled, and the first so many of these were right."""
         for counts in self._all_counts:
             counts.add(self._sources[:guessed], accepted)
-
-    def _chains(self) -> list[tuple[str, Chain]]:
-        chains: list[tuple[str, Chain]] = [(LOOKUP, self._text.begin())]
-        if self._table is not None:
-            chains.append((TABLE, self._table.begin()))
-        if self._prediction is not None:
-            chains.append((PREDICTION, self._prediction.begin()))
-        if self._draft is not None and self._asks_draft():
-            chains.append((DRAFT, self._draft.begin()))
-        return chains
 
     def _asks_draft(self) -> bool:
         """A draft model takes time: where no guess travelled it is asked now and then only, in case one would."""
