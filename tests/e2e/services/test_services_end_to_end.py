@@ -89,6 +89,8 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
         async with user:
             answer = await user.completions.create(model="poet", prompt=PROMPT)
             assert (answer.choices[0].text, answer.model) == (expected, "poet")
+            seen = await user.get("/swarm", cast_to=httpx.Response)
+            assert [circuit["phase"] for circuit in seen.json()["circuits"]] == ["ended"]
             await until(http, held=1, in_use=0, requests=1, generated_tokens=NEW_TOKENS)
 
             hops = now["circuits"][0]["hops"]
