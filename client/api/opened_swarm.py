@@ -249,7 +249,7 @@ async def open_swarm(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    opened = _opened(options, connection, access, (text, tokenizer), ANY_PEER)
+    opened = _opened(options, connection, access, (text, tokenizer), ANY_PEER, RunningSessions())
     stack.callback(opened.held.keep_at_most, 0)
     return opened
 
@@ -275,7 +275,9 @@ async def open_beside(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    beside = _opened(options, connection, access, (text, tokenizer), requirements)
+    is_same = access.spec.model_hash == opened.spec.model_hash
+    running = opened.running if is_same else RunningSessions()  # who watches a model sees all that runs on it
+    beside = _opened(options, connection, access, (text, tokenizer), requirements, running)
     stack.callback(beside.held.keep_at_most, 0)
     return beside
 
@@ -286,11 +288,11 @@ def _opened(
     access: ResolvedModel,
     text: tuple[TextWork, Tokenizer],
     requirements: PeerRequirements,
+    running: RunningSessions,
 ) -> OpenedSwarm:
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
     if requirements != ANY_PEER:
         builder.quarantine.is_eligible = lambda view: requirements.met_by(view.facts)
-    running = RunningSessions()
     overview = SwarmOverview(access.spec, connection.snapshot, running, builder.quarantine)
     held = HeldCircuits(builder)
     return OpenedSwarm(options, connection, access, builder, *text, running, overview, held, requirements)

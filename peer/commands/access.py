@@ -68,6 +68,7 @@ def register(gateway: str, token: str, identity_key: Path) -> GrantedAccess:
 
     url = checked_url(gateway)
     try:
+        identity_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         identity = Identity.load_or_create(identity_key)
     except (KeyFileError, OSError) as error:
         raise CommandFailed(f"the identity in {identity_key} cannot be used: {error}") from error

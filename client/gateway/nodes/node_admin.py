@@ -49,6 +49,8 @@ class AccessTerms:
     """Addresses of peers that its operator names, before those that it knows itself."""
     swarm_key: str | None = None
     """Of a private swarm: the line of its key file."""
+    patience_s: float = 5.0
+    """A node that does not answer is gone after so long: who has just joined a swarm does not know all of its peers."""
 
 
 class NodeAdmin:
@@ -186,7 +188,7 @@ class NodeAdmin:
                 return
             if is_exit:
                 await self._operations.tell(operation_id, "(2) It frees leases and weights, and leaves.", 0.6)
-                await self._commander.order(peer_id, "leave")
+                await self._order(peer_id, "leave")
         except InvalidRequest as error:
             await self._operations.end(operation_id, OperationState.FAILED, str(error))
             return
@@ -210,7 +212,7 @@ class NodeAdmin:
         """Drains a node, and waits until its sessions have ended or had their time. False: it was cancelled."""
         peer_id, clock = operation.subject, asyncio.get_running_loop().time
         until_s = clock() + DRAINS_WITHIN_S
-        told = await self._commander.order(peer_id, "drain")
+        told = await self._order(peer_id, "drain")
         first = max(1, int(told.get("sessions", 0)))
         while (sessions := int(told.get("sessions", 0))) and clock() < until_s:
             done = part * (1 - min(1.0, sessions / first))
@@ -218,22 +220,37 @@ class NodeAdmin:
                 operation.id, f"(1) {sessions} sessions are handed over, or end.", done
             )
             if (await self._operations.get(operation.id)).cancels:
-                await self._commander.order(peer_id, "resume")
+                await self._order(peer_id, "resume")
                 await self._operations.end(operation.id, OperationState.CANCELLED, "It takes sessions again.")
                 return False
             await asyncio.sleep(LOOKS_EVERY_S)
-            told = await self._commander.order(peer_id, "status")
+            told = await self._order(peer_id, "status")
         return True
+
+    async def _order(self, peer_id: str, action: str) -> Mapping[str, Any]:
+        """As the commander's, tried again while the node does not answer, as long as that may mean nothing."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self._terms.patience_s
+        while True:
+            try:
+                return await self._commander.order(peer_id, action)
+            except SwarmUnavailable:
+                if clock() >= until_s:
+                    raise
+            await asyncio.sleep(LOOKS_EVERY_S)
 
     async def _is_gone(self, peer_id: str) -> bool:
         """Whether a node that was told to leave has done so, or does so soon."""
         clock = asyncio.get_running_loop().time
-        until_s = clock() + GOES_WITHIN_S
-        while clock() < until_s:
+        began_s = answered_s = clock()
+        while clock() - began_s < GOES_WITHIN_S:
             try:
                 await self._commander.order(peer_id, "status")
+                answered_s = clock()
             except SwarmUnavailable as error:
-                if not error.busy:
+                if error.busy:
+                    answered_s = clock()
+                elif clock() - answered_s >= self._terms.patience_s:
                     return True
             await asyncio.sleep(LOOKS_EVERY_S)
         return False

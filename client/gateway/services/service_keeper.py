@@ -24,6 +24,7 @@ from molink.client.gateway.services.service_store import ServiceStore
 from molink.client.gateway.services.service_swarm import ServiceHome, ServiceSwarm
 from molink.client.gateway.services.service_work import ServiceWork
 from molink.client.gateway.slots import WAITING_S
+from molink.shards.spec import ModelSpec
 
 SYNCS_EVERY_S: Final = 1.0
 CLOSES_WITHIN_S: Final = 5.0
@@ -100,6 +101,11 @@ class ServiceKeeper:
         """The service's parameters of requests that do not say; empty where there is none of that name."""
         service = self._services.get(name)
         return {} if service is None else service.specification.parameters
+
+    def spec_of(self, name: str) -> ModelSpec | None:
+        """Returns the service's model under its name; None while that is not open here."""
+        served = self._served.get(name)
+        return None if served is None or served.swarm is None else served.swarm.model
 
     async def get(self, name: str) -> ServiceSwarm:
         """The service of that name, to generate with.

@@ -26,7 +26,7 @@ from molink.client.gateway.streams import EventStream
 
 SERVICES: Final = "/admin/v1/services"
 OPERATIONS: Final = "/admin/v1/operations"
-LOOKS_EVERY_S: Final = 0.5
+LOOKS_EVERY_S: Final = 0.2
 COMMENTS_AFTER_S: Final = 10.0
 LONGEST_S: Final = 3600.0
 """After which a stream of an operation ends; it can be asked for again."""

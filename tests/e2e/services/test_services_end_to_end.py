@@ -16,6 +16,7 @@ from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.api.swarm import AsyncSwarm
+from molink.client.errors import SwarmError
 from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.client.local.local_gateway import LocalGateway
 from molink.peer.daemon.control import call_peer
@@ -89,6 +90,8 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
         async with user:
             answer = await user.completions.create(model="poet", prompt=PROMPT)
             assert (answer.choices[0].text, answer.model) == (expected, "poet")
+            seen = await user.get("/swarm", cast_to=httpx.Response)
+            assert [circuit["phase"] for circuit in seen.json()["circuits"]] == ["ended"]
             await until(http, held=1, in_use=0, requests=1, generated_tokens=NEW_TOKENS)
 
             hops = now["circuits"][0]["hops"]
@@ -128,3 +131,23 @@ async def test_a_circuit_is_held_for_longer_than_peers_let_a_lease_stand_that_no
         generation = await client.generate(PROMPT, max_new_tokens=NEW_TOKENS)
         assert (client.held.count, len(generation.token_ids)) == (0, NEW_TOKENS)
     await until_leased(swarm, [0, 0, 0])
+
+
+@pytest.mark.full
+async def test_who_holds_a_circuit_has_room_where_nobody_else_has(references: References) -> None:
+    folder = bundled_folder()
+    prompt = references.ids(folder, PROMPT)
+    async with ForkedSwarm() as swarm:
+        await swarm.join("tight", "--model", BUNDLED, "--layers", "0:12", "--memory", "40MB")
+        async with (
+            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as holder,
+            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as other,
+        ):
+            whole = holder.model.context_length
+            await holder.held.add(whole, DEADLINE_S)
+            long = whole - len(prompt)
+            with pytest.raises(SwarmError):
+                await other.generate(PROMPT, max_new_tokens=long, timeout_s=3)
+            generation = await holder.generate(PROMPT, max_new_tokens=long, timeout_s=3)
+            expected = references.greedy(folder, prompt, NEW_TOKENS)
+            assert (generation.token_ids[:NEW_TOKENS], holder.held.count) == (expected, 0)

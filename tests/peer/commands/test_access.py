@@ -38,7 +38,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[tuple[str, A
             return
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", shown

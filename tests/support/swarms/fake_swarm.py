@@ -392,7 +392,7 @@ def gateway(
                     opened_services(swarm, opened.database, swarm.gateway_id, waiting_s)
                 )
                 keeper = services.keeper
-                terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key")
+                terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key", 0.2)
                 stores = NodeStore(opened.database), OperationStore(opened.database)
                 nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
                 if swarm.keep_hours is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.gateways.gateway_keys import bearer, id_of, make_key
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, error_of, gateway
 
@@ -97,6 +98,7 @@ def test_a_machine_without_a_model_is_told_its_tokens_or_what_services_lack(
             pass
 
 
+@pytest.mark.full
 def test_a_drained_node_stays_and_takes_sessions_again_if_that_is_cancelled(
     swarm: FakeSwarm, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_what_was_begun_goes_on_when_the_gateway_starts_again(swarm: FakeSwarm, 
         assert http.get(NODES).json()["data"] == []
 
 
+@pytest.mark.full
 def test_a_node_that_is_gone_already_loses_its_registration_all_the_same(
     swarm: FakeSwarm, tmp_path: Path
 ) -> None:

@@ -106,7 +106,8 @@ def test_a_service_is_deployed_used_and_deleted(http: httpx.Client, swarm: FakeS
     assert [one["name"] for one in http.get(SERVICES).json()["data"]] == ["poet"]
     answer = complete(http).json()
     assert (answer["model"], answer["choices"][0]["text"]) == ("poet", "But soft!")
-    assert "poet" in [model["id"] for model in http.get("/v1/models").json()["data"]]
+    listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+    assert listed["poet"] == listed[MODEL] | {"id": "poet"}
     counted = until(http, requests=1, generated_tokens=3)
     assert counted["utilisation"] == 0
     gone = ended(http, http.delete(f"{SERVICES}/poet").json()["operation"]["id"])
@@ -255,6 +256,7 @@ def test_a_gateway_that_starts_again_goes_on_with_what_it_finds(
         assert again.held.count == (1 if there else 0)
 
 
+@pytest.mark.full
 def test_another_gateway_on_the_database_serves_a_service_too_and_takes_over_what_its_holder_leaves(
     swarm: FakeSwarm, tmp_path: Path
 ) -> None:
