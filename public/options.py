@@ -147,6 +147,14 @@ class Configuration:
             "Whether sessions go over to partners while this peer computes prompts: auto, if it pays; off, unless told."
         ),
     ] = "off"
+    sessions_per_client: Annotated[
+        int,
+        Option(
+            "How many sessions one client may have here at once; a gateway is one client, whoever uses it.",
+            "N",
+            Bounds(ge=1, le=64),
+        ),
+    ] = 32
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),

@@ -13,6 +13,7 @@ from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.opened_swarm import Messages, Prompt, Tools
 from molink.client.api.sampling import Sampling
 from molink.client.api.swarm import AsyncSwarm
+from molink.client.text.demanded_calls import CallChoice
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -91,6 +92,7 @@ class Swarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -101,6 +103,7 @@ class Swarm:
             lambda: self._swarm.chat(
                 messages,
                 tools=tools,
+                tool_choice=tool_choice,
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,
@@ -148,6 +151,7 @@ class Swarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -158,6 +162,7 @@ class Swarm:
             lambda: self._swarm.stream_chat_events(
                 messages,
                 tools=tools,
+                tool_choice=tool_choice,
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,

@@ -11,7 +11,9 @@ from typing import Any
 
 from molink.client.api.assembler import assemble
 from molink.client.api.generation import TextPiece
+from molink.client.api.held_circuits import HeldCircuits
 from molink.client.api.overview import SwarmOverview
+from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import RunningSessions
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
@@ -19,9 +21,10 @@ from molink.client.circuit.session import ClientSession
 from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
+from molink.client.text.demanded_calls import CallChoice, DemandedCalls, grammar_of_calls
 from molink.client.text.text_processes import TextProcesses
 from molink.client.text.text_work import PLAIN_CHAT, ChatOptions, OpenTextWork, TextWork, TextWorkInThreads
-from molink.client.text.tool_calls import ToolCallStream, form_of, types_of
+from molink.client.text.tool_calls import BARE, ToolCallStream, form_of, types_of
 from molink.configuration import (
     SettingsError,
     configured_http_proxy,
@@ -69,6 +72,8 @@ class OpenedSwarm:
     tokenizer: Tokenizer
     running: RunningSessions
     overview: SwarmOverview
+    held: HeldCircuits
+    requirements: PeerRequirements = ANY_PEER
 
     @property
     def spec(self) -> ModelSpec:
@@ -115,6 +120,7 @@ class OpenedSwarm:
             self.options.activation_codec,
             self.options.partners == "auto",
             trace_context,
+            self.held.take(),
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
@@ -133,6 +139,26 @@ class OpenedSwarm:
                 "tools",
             )
         return ToolCallStream(form, types_of(tools))
+
+    def demanding_calls(self, params: SamplingParams, choice: CallChoice, tools: Tools) -> SamplingParams:
+        """How an answer is drawn that has to call tools, if that is the choice.
+
+        Raises:
+            InvalidRequest: they cannot be demanded of this model, or beside another grammar.
+        """
+        demanded = DemandedCalls.of(choice)
+        if demanded is None:
+            return params
+        if params.grammar is not None:
+            raise InvalidRequest("a demanded call is all of the answer: leave out the grammar", "tool_choice")
+        template = self.tokenizer.chat_source
+        try:
+            grammar = grammar_of_calls(
+                demanded, tools, form_of(template) or BARE, template, self.tokenizer.token_id
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"tool_choice: {error}", "tool_choice") from error
+        return replace(params, grammar=grammar)
 
     async def pieces(
         self,
@@ -196,40 +222,51 @@ async def open_swarm(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    return _opened(options, connection, access, text, tokenizer)
+    opened = _opened(options, connection, access, (text, tokenizer), ANY_PEER)
+    stack.callback(opened.held.keep_at_most, 0)
+    return opened
 
 
 async def open_beside(
-    opened: OpenedSwarm, model: str, text_work: OpenTextWork | None, stack: AsyncExitStack
+    opened: OpenedSwarm,
+    options: SwarmOptions,
+    requirements: PeerRequirements,
+    text_work: OpenTextWork | None,
+    stack: AsyncExitStack,
 ) -> OpenedSwarm:
-    """Opens another model of the same swarm, over the same connection; what belongs to the model is closed by `stack`.
+    """Opens another model of the same swarm, or the same one with other `options`, over the same connection, on peers
+    that meet the requirements; what belongs to the model is closed by `stack`.
 
     Raises:
         SwarmUnavailable: no peer hands out the model's description.
         ModelNotFound: neither the swarm nor this machine has the model.
     """
-    connection, options = (
-        opened.connection,
-        replace(opened.options, model=model, dtype=None, quantization=None),
-    )
+    connection = opened.connection
     async with AsyncExitStack() as opening:
-        access = await open_model(connection, model, None, None, report=options.report)
+        access = await open_model(
+            connection, options.model, options.dtype, options.quantization, report=options.report
+        )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    return _opened(options, connection, access, text, tokenizer)
+    beside = _opened(options, connection, access, (text, tokenizer), requirements)
+    stack.callback(beside.held.keep_at_most, 0)
+    return beside
 
 
 def _opened(
     options: SwarmOptions,
     connection: SwarmConnection,
     access: ResolvedModel,
-    text: TextWork,
-    tokenizer: Tokenizer,
+    text: tuple[TextWork, Tokenizer],
+    requirements: PeerRequirements,
 ) -> OpenedSwarm:
     builder = CircuitBuilder(connection, access.spec, connection.prefix_key)
+    if requirements != ANY_PEER:
+        builder.quarantine.is_eligible = lambda view: requirements.met_by(view.facts)
     running = RunningSessions()
     overview = SwarmOverview(access.spec, connection.snapshot, running, builder.quarantine)
-    return OpenedSwarm(options, connection, access, builder, text, tokenizer, running, overview)
+    held = HeldCircuits(builder)
+    return OpenedSwarm(options, connection, access, builder, *text, running, overview, held, requirements)
 
 
 async def _open_tokenizer(

@@ -1,14 +1,18 @@
 """`AsyncSwarm`: a swarm as a developer uses it from asyncio."""
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from molink.client.api.circuits_preview import CircuitsPreview, preview_circuits
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.generation_trace import GenerationTrace
+from molink.client.api.held_circuits import HeldCircuits
 from molink.client.api.opened_swarm import (
     Messages,
     OpenedSwarm,
@@ -18,9 +22,11 @@ from molink.client.api.opened_swarm import (
     open_beside,
     open_swarm,
 )
+from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
+from molink.client.text.demanded_calls import CallChoice
 from molink.client.text.text_work import ChatOptions, OpenTextWork
 from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
@@ -110,25 +116,50 @@ class AsyncSwarm:
         opened = self._open()
         return bool(opened.connection.snapshot(opened.spec.model_hash))
 
+    @property
+    def held(self) -> HeldCircuits:
+        """Circuits that are held for generations to come: none, unless they are added."""
+        return self._open().held
+
+    async def preview(self, circuits: int, tokens: int) -> CircuitsPreview:
+        """Returns over which peers so many circuits would go, each with room for so many tokens. Nobody is asked for
+        anything, and nothing is loaded."""
+        opened = self._open()
+        views = opened.connection.snapshot(opened.spec.model_hash)
+        return await asyncio.to_thread(
+            preview_circuits, views, opened.spec, opened.requirements, circuits, tokens
+        )
+
     async def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""
         served = {view.facts.model.model_hash: view.facts.model for view in self.connection.snapshot()}
         return tuple(served[model_hash] for model_hash in sorted(served))
 
     @asynccontextmanager
-    async def beside(self, model: str) -> AsyncGenerator["AsyncSwarm", None]:
+    async def beside(
+        self, model: str, *, requirements: PeerRequirements = ANY_PEER, partners: str | None = None
+    ) -> AsyncGenerator["AsyncSwarm", None]:
         """Another model of the same swarm, over the same connection; open no longer than this one.
 
         Args:
             model: as for the class.
+            requirements: what each peer of its circuits must meet.
+            partners: as for the class; None: as this one's.
 
         Raises:
             ModelNotFound: neither the swarm nor this machine has it.
             SwarmUnavailable: no peer hands out its description.
         """
         async with AsyncExitStack() as stack:
-            other = AsyncSwarm(model)
-            other._opened = await open_beside(self._open(), model, self.text_work, stack)
+            other, opened = AsyncSwarm(model), self._open()
+            options = replace(
+                opened.options,
+                model=model,
+                dtype=None,
+                quantization=None,
+                partners=partners or opened.options.partners,
+            )
+            other._opened = await open_beside(opened, options, requirements, self.text_work, stack)
             try:
                 yield other
             finally:
@@ -172,6 +203,7 @@ class AsyncSwarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -182,11 +214,14 @@ class AsyncSwarm:
         Args:
             tools: functions that the model may call, as OpenAI describes them; the answer's `tool_calls` are those
                 that it does.
+            tool_choice: `required` has the answer be calls of them, the name of one a call of that; `auto` leaves it to
+                the model. Needs peers with `molink[grammars]`.
             chat_template_kwargs: further variables of the chat template, such as `enable_thinking`.
         """
         pieces = self.stream_chat_events(
             messages,
             tools=tools,
+            tool_choice=tool_choice,
             chat_template_kwargs=chat_template_kwargs,
             params=params,
             timeout_s=timeout_s,
@@ -225,6 +260,7 @@ class AsyncSwarm:
         messages: Messages,
         *,
         tools: Tools = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
@@ -242,7 +278,7 @@ class AsyncSwarm:
         return _events(
             opened,
             lambda: opened.encode_chat(messages, chat),
-            checked_params(params, sampling),
+            opened.demanding_calls(checked_params(params, sampling), tool_choice, tools),
             timeout_s,
             opened.tool_calls(tools),
         )

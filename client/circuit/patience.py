@@ -32,8 +32,8 @@ ASK_FIRST_S = 1.0
 """The same for a circuit's first token: its prompt may take long, and to ask costs next to nothing."""
 ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
-ASK_MARGIN = 4.0
-"""A token is overdue after so many times what it should take."""
+ASK_MARGIN = 2.0
+"""A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""

@@ -1,6 +1,6 @@
 """Quarantine of peers that failed: they are left out of circuits for a while. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from molink.dht.records.records import PeerFacts, PeerView
@@ -30,6 +30,8 @@ class Quarantine:
 
     entries: dict[str, QuarantineEntry] = field(default_factory=dict)
     """By peer id."""
+    is_eligible: Callable[[PeerView], bool] = lambda _: True
+    """Whether a peer may be on circuits at all; who may not is never taken back."""
 
     def quarantine_peer(
         self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "", *, certain: bool = True
@@ -63,7 +65,8 @@ class Quarantine:
             and view.facts.sequence <= entry.sequence
         }
         shunned = frozenset(peer_id for peer_id, entry in avoided.items() if now_s < entry.shun_s)
-        return frozenset(avoided), shunned
+        barred = frozenset(view.peer_id for view in peers if not self.is_eligible(view))
+        return frozenset(avoided) | barred, shunned | barred
 
     def last_refusal(self, among: frozenset[str]) -> tuple[str, str] | None:
         """Which of these peers refused last, and what it said."""

@@ -61,7 +61,7 @@ class ClientSession:
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
-        self._kept = KeptLeases[pb.SessionDescriptor]()
+        self._kept = KeptLeases[pb.SessionDescriptor](_again=asked.begins_on)
 
     @property
     def prompt_tokens(self) -> int:

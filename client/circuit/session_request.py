@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import InvalidRequest
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
@@ -24,6 +25,8 @@ class SessionRequest:
     """Whether other peers keep copies of its hops' KV caches, to go on from after a loss."""
     trace_context: bytes = b""
     """Of the span that hops' spans are parts of (`molink.tracing`); empty: they write none."""
+    begins_on: PlannedRoute | None = None
+    """The circuit to try before another is planned."""
 
 
 def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) -> pb.SessionDescriptor:

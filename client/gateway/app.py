@@ -15,6 +15,7 @@ from molink.client.gateway.accounts.key_quota import RATE_LIMIT_HEADERS
 from molink.client.gateway.accounts.opening import open_to_anybody
 from molink.client.gateway.apis import documents
 from molink.client.gateway.apis.documents import answers, messages_answers
+from molink.client.gateway.apis.kept_responses import KeptResponses
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
 from molink.client.gateway.apis.responses import ResponseRequest
@@ -105,7 +106,7 @@ def add_origins(app: FastAPI, origins: Collection[str]) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(origins),
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("retry-after", "x-request-id", *RATE_LIMIT_HEADERS),
         )
@@ -148,6 +149,22 @@ def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     async def responses(body: ResponseRequest, request: Request) -> Response:
         """Answers in OpenAI's Responses API. Nothing is kept: send the whole conversation."""
         return await gateway.respond(body, request)
+
+
+def add_kept_responses(app: FastAPI, kept: KeptResponses) -> None:
+    """Has responses kept, and adds the routes to what is kept."""
+    app.state.gateway.keep_responses(kept)
+
+    @app.get(f"{RESPONSES}/{{response_id}}")
+    async def get_response(response_id: str, request: Request) -> dict[str, Any]:
+        """A response that was kept."""
+        return (await kept.get(request.state.caller, response_id)).document
+
+    @app.delete(f"{RESPONSES}/{{response_id}}")
+    async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
+        """Forgets a response that was kept."""
+        await kept.drop(request.state.caller, response_id)
+        return {"id": response_id, "object": "response.deleted", "deleted": True}
 
 
 def _add_usage(app: FastAPI, gatekeeper: Gatekeeper) -> None:

@@ -13,6 +13,7 @@ import typer
 from molink import commands
 from molink.client.commands import options
 from molink.client.gateway.key_commands import DatabaseUrl, keys_app, usage
+from molink.client.gateway.services.service_commands import services_app
 from molink.client.gateway.shares import LOCAL, user_of
 from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
@@ -31,6 +32,7 @@ _app = typer.Typer(
 
 
 _app.add_typer(keys_app)
+_app.add_typer(services_app)
 _app.command(epilog=example("molink-gateway usage --days 7"))(usage)
 
 
@@ -94,6 +96,15 @@ def serve(
     ] = WAITING_S,
     otlp_endpoint: Annotated[str | None, commands.option("otlp_endpoint")] = None,
     log_format: Annotated[str | None, commands.option("log_format")] = None,
+    keep_responses: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            min=0.1,
+            max=8760,
+            help="Keep what /v1/responses answers for so long, for requests that go on from it; nothing, unless told.",
+        ),
+    ] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -127,6 +138,7 @@ def serve(
         "origins": tuple(map(_origin, allow_origin or ())),
         "invites": _checked_invites(invite or ()),
         "all_models": model is None,
+        "keep_responses_hours": keep_responses,
         "aliases": _checked_aliases(alias or ()),
         "otlp_endpoint": checked_otlp_endpoint(configured("otlp_endpoint", otlp_endpoint)),
     }
@@ -190,19 +202,28 @@ async def _serve(
     public: bool,
 ) -> None:
     from molink.client.gateway.accounts.opening import opened_accounts
+    from molink.client.gateway.apis.kept_responses import KeptResponses
     from molink.client.gateway.kept_identity import default_folder, gateway_identity
     from molink.client.gateway.server import Serving, serve_app
+    from molink.client.gateway.services.service_admin import opened_services
 
-    async with opened_accounts(database, state_dir or default_folder()) as gatekeeper:
-        _say_who_may_use_it(listener, gatekeeper, public=public)
+    async with opened_accounts(database, state_dir or default_folder()) as accounts:
+        _say_who_may_use_it(listener, accounts.gatekeeper, public=public)
         from molink.client.api.swarm import AsyncSwarm
         from molink.client.text.text_processes import TextProcesses
 
         swarm = AsyncSwarm(model, **swarm_options)
         swarm.text_work = TextProcesses
         with gateway_identity(state_dir) as swarm.identity:
-            async with swarm:
-                await serve_app(swarm, listener, gatekeeper, Serving(**serving))
+            async with (
+                swarm,
+                opened_services(
+                    swarm, accounts.database, swarm.identity.peer_id, serving["waiting_s"]
+                ) as services,
+            ):
+                hours = serving["keep_responses_hours"]
+                kept = None if hours is None else KeptResponses(accounts.database, hours)
+                await serve_app(swarm, listener, accounts.gatekeeper, Serving(**serving), services, kept)
 
 
 def _say_who_may_use_it(listener: socket.socket, gatekeeper: "Gatekeeper", *, public: bool) -> None:

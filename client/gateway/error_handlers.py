@@ -27,6 +27,14 @@ from molink.client.gateway.accounts.errors import (
     KeyRefused,
     NotPermitted,
     QuotaExceeded,
+    UnknownResponse,
+)
+from molink.client.gateway.services.service import (
+    OperatorKeyMissing,
+    ServiceExists,
+    ServiceNotPossible,
+    ServiceNotReady,
+    UnknownService,
 )
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping
 from molink.commands import plain
@@ -64,6 +72,14 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 HANDLED: Final[tuple[type[Exception], ...]] = (
     *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
     *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
+    *(
+        OperatorKeyMissing,
+        ServiceExists,
+        ServiceNotPossible,
+        ServiceNotReady,
+        UnknownService,
+        UnknownResponse,
+    ),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
 
@@ -186,8 +202,25 @@ def _refusal(error: BaseException) -> ApiError | None:
             message = "The gateway cannot look up keys and quotas now. Try again in a moment."
             failure = ApiError(503, message, _SERVER, "accounts_unavailable", headers=_retry_after(1.0))
         case _:
-            return None
+            return _service_refusal(error)
     return failure
+
+
+def _service_refusal(error: BaseException) -> ApiError | None:
+    """Why something cannot be done with a service, a node, or what is kept."""
+    message = plain(str(error))[:_MOST_CHARACTERS]
+    match error:
+        case UnknownService() | UnknownResponse():
+            return ApiError(404, message, _INVALID, "not_found")
+        case ServiceExists():
+            return ApiError(409, message, _INVALID, "already_exists", "name")
+        case OperatorKeyMissing():
+            return ApiError(409, message, _INVALID, "operator_key_missing")
+        case ServiceNotPossible():
+            return ApiError(503, message, _SERVER, "no_capacity", "resources")
+        case ServiceNotReady():
+            return ApiError(503, message, _SERVER, "service_not_ready", headers=_retry_after(1.0))
+    return None
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -16,6 +16,7 @@ from molink.client.gateway.accounts.errors import QuotaExceeded
 from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
 from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
+from molink.client.gateway.apis.kept_responses import KeptResponses, continued
 from molink.client.gateway.apis.message_answers import MessageAnswer
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -33,6 +34,8 @@ from molink.client.gateway.streams import Choices, ClientGone, EventStream, unti
 from molink.client.gateway.telemetry.metrics import Metrics
 from molink.shards.spec import ModelSpec, SamplingParams
 
+_LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""What APIs call the most tokens of an answer."""
 UNSERVED_S: Final = 3.0
 """For so long it waits where no peer is known that serves the model."""
 LOOKS_EVERY_S: Final = 0.5
@@ -43,6 +46,9 @@ MAX_TOKEN_BYTES: Final = 128
 """Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
 SHARED_PROMPT_BYTES: Final = 512
 """Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
+
+
+Asked = TypeVar("Asked", CompletionRequest, ChatRequest, ResponseRequest, MessageRequest)
 
 
 class Gateway:
@@ -58,6 +64,11 @@ class Gateway:
         self._slots = slots
         self._since = int(time.time())
         self._running: set[Choices] = set()
+        self._responses: KeptResponses | None = None
+
+    def keep_responses(self, kept: KeptResponses) -> None:
+        """Has responses kept from now on, unless they say that they are not to be."""
+        self._responses = kept
 
     def stop(self) -> None:
         """Begins nothing more. What runs goes on; what waits for its turn is refused."""
@@ -76,7 +87,7 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         prompts = body.prompts
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -96,7 +107,7 @@ class Gateway:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         answer = ChatAnswer(
             swarm.model,
             body.choices,
@@ -112,16 +123,17 @@ class Gateway:
 
     async def respond(self, body: ResponseRequest, request: Request) -> Response:
         """POST /v1/responses."""
-        swarm = await self._models.get(body.model, request.state.caller)
-        chat, params = body.chat(), [body.params()]
+        swarm, body = await self._asked(body, request)
+        before, keep = await continued(self._responses, body, request.state.caller)
+        chat, params = body.chat(before), [body.params()]
         choices = _chat_choices(swarm, chat, params, "input")
-        answer = ResponseAnswer(swarm.model, body)
+        answer = ResponseAnswer(swarm.model, body, keep)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def message(self, body: MessageRequest, request: Request) -> Response:
         """POST /v1/messages."""
-        swarm = await self._models.get(body.model, request.state.caller)
+        swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "messages")
         prompt_tokens = len(await _chat_tokens(swarm, chat)) if body.stream else 0
@@ -168,6 +180,11 @@ class Gateway:
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
         return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
 
+    async def _asked(self, body: Asked, request: Request) -> tuple[ServingSwarm, Asked]:
+        """The model that is asked for, and the request with what its service says where the request does not."""
+        swarm = await self._models.get(body.model, request.state.caller)
+        return swarm, with_defaults(body, self._models.parameters(body.model))
+
     async def _asked_or_first(self, model: str | None, caller: Caller) -> ServingSwarm:
         return await self._models.get(self._models.first.model.name if model is None else model, caller)
 
@@ -213,31 +230,33 @@ class Gateway:
                 stack.callback(self._running.discard, choices)
                 if not stream:
                     generations = await until_gone(request.receive, self._collect(swarm, choices))
-                    return JSONResponse(answer.whole(generations))
+                    whole = answer.whole(generations)
+                    await _keep(answer)
+                    return JSONResponse(whole)
                 # The first piece decides whether the answer is a stream or an error with its own status.
-                items = _items(swarm, choices)
-                first = await until_gone(request.receive, _next(items))
+                batches = _items(swarm, choices)
+                first = await until_gone(request.receive, _next(batches))
             except ClientGone:
                 return Response(status_code=499)
             except SwarmError as error:
                 failure = failure_of(error)
-                self._failed(failure)
+                self._metrics.generations.failed(failure.code or failure.type)
                 return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, items, first, answer, (swarm.model.name, choices.count)))
+        return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
-        async for item in _items(swarm, choices):
-            if item is not None:
-                self._note(generations, swarm.model.name, *item)
+        async for items in _items(swarm, choices):
+            for choice, piece in items:
+                self._note(generations, swarm.model.name, choice, piece)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
         self,
         kept: AsyncExitStack,
-        items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-        first: tuple[int, TextPiece] | None,
+        batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
+        first: list[tuple[int, TextPiece]],
         answer: Answer,
         asked: tuple[str, int],
     ) -> AsyncGenerator[bytes, None]:
@@ -246,31 +265,29 @@ class Gateway:
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
-            item = first
+            items = first
             try:
                 while len(generations) < count:
-                    if item is None:
-                        yield WAITING.encoded()
-                    else:
-                        choice, piece = item
-                        opening = [] if choice in opened else answer.opening(choice)
+                    events = []
+                    for choice, piece in items:
+                        events += [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
-                        for event in (*opening, *answer.chunks(choice, piece)):
-                            yield event.encoded()
+                        events += answer.chunks(choice, piece)
                         self._note(generations, model, choice, piece)
-                    item = await anext(items, None)
-                for event in answer.closing([generations[choice] for choice in range(count)]):
+                    if events or not items:
+                        yield b"".join(event.encoded() for event in events or [WAITING])
+                    items = await anext(batches, [])
+                closing = answer.closing([generations[choice] for choice in range(count)])
+                await _keep(answer)
+                for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 failure = failure_of(error)
-                self._failed(failure)
+                self._metrics.generations.failed(failure.code or failure.type)
                 for event in answer.failed(failure):
                     yield event.encoded()
             finally:
-                await items.aclose()
-
-    def _failed(self, failure: ApiError) -> None:
-        self._metrics.generations.failed(failure.code or failure.type)
+                await batches.aclose()
 
     def _note(self, generations: dict[int, Generation], model: str, choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
@@ -281,16 +298,22 @@ class Gateway:
         self._metrics.generations.finished(piece.generation, model)
 
 
-async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[int, TextPiece] | None, None]:
-    """Yields pieces as they come, with their choices' numbers, and None where nothing has come for a while. Where
-    nobody serves the model, nobody waits for a circuit."""
+async def _keep(answer: Answer) -> None:
+    """Keeps what is complete, where that was asked for, before the client is told that it is."""
+    if isinstance(answer, ResponseAnswer):
+        await answer.keep()
+
+
+async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[list[tuple[int, TextPiece]], None]:
+    """Yields the pieces that have come together, with their choices' numbers, and none where nothing has come for a
+    while. Where nobody serves the model, nobody waits for a circuit."""
     clock = asyncio.get_running_loop().time
     waited_s = last_served_s = clock()
     begun = False
     while choices.left:
         try:
             async with asyncio.timeout(LOOKS_EVERY_S) as look:
-                item = await choices.next()
+                items = await choices.next()
         except TimeoutError:
             if not look.expired():
                 raise
@@ -300,10 +323,10 @@ async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[tuple[
                 raise SwarmUnavailable("no peer serves the model") from None
             if clock() - waited_s >= OPENS_AFTER_S:
                 waited_s = clock()
-                yield None
+                yield []
             continue
         begun, waited_s = True, clock()
-        yield item
+        yield items
 
 
 def _chat_choices(
@@ -315,6 +338,7 @@ def _chat_choices(
         swarm.stream_chat_events(
             chat.messages,
             tools=chat.tools,
+            tool_choice=chat.demanded or "auto",
             chat_template_kwargs=chat.variables,
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,
@@ -339,7 +363,23 @@ def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
         )
 
 
-async def _next(
-    items: AsyncGenerator[tuple[int, TextPiece] | None, None],
-) -> tuple[int, TextPiece] | None:
-    return await anext(items, None)
+async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:
+    return await anext(batches, [])
+
+
+def with_defaults(body: Asked, defaults: Mapping[str, object]) -> Asked:
+    """Returns the request with these parameters, as far as its API has them and it does not say anything of them.
+
+    Args:
+        body: a request that was checked.
+        defaults: checked values, by OpenAI's names of chat completions.
+    """
+    known, given = type(body).model_fields, body.model_fields_set
+    named = dict(defaults)
+    if _LENGTHS[0] in named:
+        most = named.pop(_LENGTHS[0])
+        names = [name for name in _LENGTHS if name in known]
+        if names and not given.intersection(names):
+            named[names[0]] = most
+    added = {name: value for name, value in named.items() if name in known and name not in given}
+    return body.model_copy(update=added) if added else body

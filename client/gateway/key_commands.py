@@ -136,7 +136,7 @@ def rotate(
     """Make a new key with the limits of an old one, which ends after the overlap."""
     from molink.client.gateway.accounts.key_store import KeyStore
 
-    overlap_s = _seconds(overlap, "--overlap")
+    overlap_s = duration_s(overlap, "--overlap")
     key, secret = _with_database(
         database, state_dir, lambda opened: KeyStore(opened).rotate(key_id, overlap_s)
     )
@@ -292,7 +292,8 @@ def _time(at_s: float | None) -> str | None:
     return None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _seconds(text: str, option: str) -> float:
+def duration_s(text: str, option: str) -> float:
+    """The seconds that an option's text says, such as 30m or 24h. Raises `CommandFailed` if it says none."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
     if found is None:
         raise CommandFailed(
@@ -306,7 +307,7 @@ def _end_of(text: str) -> float:
     try:
         at_s = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp() + _UNITS_S["d"]
     except ValueError:
-        at_s = time.time() + _seconds(text, "--expires")
+        at_s = time.time() + duration_s(text, "--expires")
     if at_s <= time.time():
         raise CommandFailed(f"--expires {plain(text)} has passed: name a later time", EXIT_USAGE)
     return at_s

@@ -10,11 +10,11 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from molink.client.gateway.accounts.api_keys import KeyScope
-from molink.client.gateway.accounts.errors import KeyRefused
+from molink.client.gateway.accounts.errors import KeyRefused, NotPermitted
 from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller, Gatekeeper
 from molink.client.gateway.connections import BODY_WITHIN_S
 from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
-from molink.client.gateway.shares import FairShares, host_is_allowed, user_of
+from molink.client.gateway.shares import LOCAL, FairShares, host_is_allowed, host_of, user_of
 from molink.client.gateway.telemetry.metrics import Metrics
 from molink.client.gateway.telemetry.request_traces import log_request
 
@@ -26,7 +26,10 @@ _INVALID: Final = "invalid_request_error"
 _NO_KEY_NEEDED: Final = frozenset({"/", "/healthz", "/readyz"})
 """For what watches the process, and for browsers: neither has a key. The page holds nothing but itself."""
 _PAGE_FILES: Final = "/page/"
-_OPERATORS: Final = ("/metrics", "/admin")
+_ADMIN: Final = "/admin"
+_OPERATORS: Final = ("/metrics", _ADMIN)
+_FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Headers of a proxy: whoever it speaks for may be anywhere."""
 
 
 class RequestMiddleware:
@@ -121,6 +124,12 @@ class RequestMiddleware:
             self._metrics.refused(f"key_{error.fault}")
             raise
         caller.require_scope(KeyScope.OPERATE if scope["path"].startswith(_OPERATORS) else KeyScope.USE)
+        if caller.key is None and scope["path"].startswith(_ADMIN) and not _is_own_machine(scope):
+            raise NotPermitted(
+                "Without keys, only this machine's own user may operate this gateway. Make a key with "
+                "`molink-gateway keys create NAME --scope operate`.",
+                "insufficient_scope",
+            )
         return caller
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | ApiError | None:
@@ -177,6 +186,17 @@ def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:
         )
         return ApiError(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
     return None
+
+
+def _is_own_machine(scope: Scope) -> bool:
+    """Whether a request came from this machine and asks for it as such, through nobody else."""
+    client = scope.get("client")
+    if client is None or user_of(client[0]) != LOCAL:
+        return False
+    names = {name for name, _ in scope["headers"]}
+    hosts = [host_of(value.decode("latin-1")) for name, value in scope["headers"] if name == b"host"]
+    is_local = all(host == "localhost" or user_of(host) == LOCAL for host in hosts)
+    return is_local and not names & _FORWARDED
 
 
 def _too_large() -> ApiError:

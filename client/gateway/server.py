@@ -18,7 +18,8 @@ import typer
 import uvicorn
 
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
-from molink.client.gateway.app import add_origins, add_traces, create_app
+from molink.client.gateway.apis.kept_responses import KeptResponses
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -30,6 +31,8 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.services.service_admin import OpenServices
+from molink.client.gateway.services.service_routes import add_services
 from molink.tracing import open_traces
 
 STOP_TIMEOUT_S: Final = 10.0
@@ -117,6 +120,8 @@ class Serving:
     """Of web pages that browsers let use it (CORS)."""
     invites: tuple[str, ...] = ()
     """Addresses of peers that the page shows to everybody who may join."""
+    keep_responses_hours: float | None = None
+    """For so long what `/v1/responses` answers is kept; None: not at all."""
     all_models: bool = False
     """Whether the swarm's other models may be asked for too."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -130,15 +135,20 @@ async def serve_app(
     listener: socket.socket,
     gatekeeper: Gatekeeper,
     serving: Serving,
+    services: OpenServices | None = None,
+    kept: KeptResponses | None = None,
 ) -> None:
-    """Serves the swarm on the socket until a signal comes."""
+    """Serves the swarm on the socket until a signal comes. Without `kept` no response is kept."""
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_on_loop_error, connections))
-    async with (
-        open_traces(serving.otlp_endpoint, "molink-gateway", {}) as traces,
-        ServedModels(swarm, others=serving.all_models, aliases=serving.aliases) as models,
-    ):
+    served = ServedModels(
+        swarm,
+        others=serving.all_models,
+        aliases=serving.aliases,
+        services=None if services is None else services.keeper,
+    )
+    async with open_traces(serving.otlp_endpoint, "molink-gateway", {}) as traces, served as models:
         app = create_app(
             models,
             max_requests=serving.max_requests,
@@ -149,6 +159,10 @@ async def serve_app(
             invites=serving.invites,
         )
         add_traces(app, traces)
+        if services is not None:
+            add_services(app, services.admin, models, gatekeeper)
+        if kept is not None:
+            add_kept_responses(app, kept)
         add_origins(app, serving.origins)
         server = Server(server_config(app, connections), app.state.gateway, connections)
         await server.serve(sockets=[listener])

@@ -78,19 +78,18 @@ def host_is_allowed(header: str, allowed: Collection[str]) -> bool:
     A page in a user's browser can reach a gateway of that user's network by a name of its own that it lets point
     there, and the browser then says that name. It cannot do so by an address.
     """
+    name = host_of(header)
+    return name == "localhost" or name in allowed or user_of(name) != UNKNOWN
+
+
+def host_of(header: str) -> str:
+    """Returns the name or address in a Host header, without its port."""
     name = header.strip().lower()
     if name.startswith("["):
         name = name[1:].partition("]")[0]
     elif name.count(":") == 1:
         name = name.partition(":")[0]
-    name = name.removesuffix(".")
-    if name == "localhost" or name in allowed:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return name.removesuffix(".")
 
 
 def plain_host(name: str) -> str:

@@ -33,6 +33,8 @@ class Choices:
         self._queue: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue(QUEUED_PIECES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(streams)
+        self._failure: Exception | None = None
+        """What has ended them, behind pieces that were taken with it."""
         self._on_piece: Callable[[int, TextPiece], None] = lambda _, __: None
 
     @property
@@ -60,17 +62,29 @@ class Choices:
         """Has somebody told of each piece and its choice's number as it comes; before anything has begun."""
         self._on_piece = on_piece
 
-    async def next(self) -> tuple[int, TextPiece]:
-        """The next piece and the number of its choice; not to be asked for after the last.
+    async def next(self) -> list[tuple[int, TextPiece]]:
+        """The pieces that have come since, each with the number of its choice, at least one; not to be asked for after
+        the last.
 
-        Raises whatever one of the generations raised.
+        Raises whatever one of the generations raised, once the pieces before that are taken.
         """
-        choice, piece = await self._queue.get()
-        if isinstance(piece, Exception):
-            raise piece
-        if piece.finish_reason is not None:
-            self._left -= 1
-        return choice, piece
+        if self._failure is not None:
+            raise self._failure
+        taken: list[tuple[int, TextPiece]] = []
+        item = await self._queue.get()
+        while True:
+            choice, piece = item
+            if isinstance(piece, Exception):
+                if not taken:
+                    raise piece
+                self._failure = piece
+                return taken
+            if piece.finish_reason is not None:
+                self._left -= 1
+            taken.append((choice, piece))
+            if self._queue.empty():
+                return taken
+            item = self._queue.get_nowait()
 
     def fail(self, error: Exception) -> None:
         """Ends all of them: `next` raises the error after at most QUEUED_PIECES pieces that have come before."""

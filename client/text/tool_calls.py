@@ -228,8 +228,8 @@ def _named_calls(body: str, types: Types) -> list[ToolCall]:
 def _separated_calls(body: str, _: Types) -> list[ToolCall]:
     """Reads calls of `NAME SEPARATOR ARGUMENTS`, or `function SEPARATOR NAME` with arguments in a fenced block."""
     calls = []
-    for inside in re.findall(f"{_CALL_BEGIN}(.*?)(?:{_CALL_END}|$)", body, re.DOTALL):
-        name, _, arguments = inside.partition(_SEPARATOR)
+    for inside in re.findall(f"{CALL_BEGIN}(.*?)(?:{CALL_END}|$)", body, re.DOTALL):
+        name, _, arguments = inside.partition(SEPARATOR)
         fenced = _FENCED.fullmatch(arguments.strip())
         if fenced is not None:
             name, arguments = fenced.groups()
@@ -241,9 +241,9 @@ _ARGUMENTS: Final = ("arguments", "parameters", "args")
 _FUNCTIONS: Final = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETERS: Final = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _ARGUMENT_PAIRS: Final = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_CALL_BEGIN: Final = "<｜tool▁call▁begin｜>"
-_CALL_END: Final = "<｜tool▁call▁end｜>"
-_SEPARATOR: Final = "<｜tool▁sep｜>"
+CALL_BEGIN: Final = "<｜tool▁call▁begin｜>"
+CALL_END: Final = "<｜tool▁call▁end｜>"
+SEPARATOR: Final = "<｜tool▁sep｜>"
 _TAG: Final = "<|python_tag|>"
 _FENCED: Final = re.compile(r"([^\n]+)\n```json\n(.*?)\n```", re.DOTALL)
 
@@ -254,7 +254,7 @@ FORMS: Final = (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
         _separated_calls,
-        marks=(_CALL_BEGIN, _CALL_END, _SEPARATOR),
+        marks=(CALL_BEGIN, CALL_END, SEPARATOR),
     ),
     ToolCallForm(
         "<|tool_call|>", "", lambda body, types: _json_calls(body.removesuffix("<|/tool_call|>"), types)

@@ -184,7 +184,9 @@ def lease_book(model: LocalModel, computing: ComputeSetup, settings: JoinSetting
             f"Note: of --memory {format_bytes(wanted_bytes)} only {format_bytes(memory.total_bytes)} are used: "
             f"other programs hold the rest of {device}"
         )
-    return LeaseBook(model.spec, memory, span_limit=limit)
+    return LeaseBook(
+        model.spec, memory, span_limit=limit, max_sessions_per_owner=settings.options.sessions_per_client
+    )
 
 
 def reserve_of(

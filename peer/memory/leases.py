@@ -43,7 +43,8 @@ class LeaseBook:
         """What all that is leased and held has to fit."""
         self.gate = LeaseGate()
         served = span_limit if span_limit is not None else spec.whole
-        limits = (max_sessions, max_sessions_per_owner, max_sessions_per_network)
+        near = max(max_sessions_per_network, max_sessions_per_owner)
+        limits = (max_sessions, max_sessions_per_owner, near)
         self._rules = LeaseRules(spec, memory, served, *limits, ttl_s)
         self._table = LeaseTable()
         self._holdings = Holdings(spec)

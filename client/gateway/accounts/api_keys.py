@@ -25,7 +25,7 @@ class KeyScope(StrEnum):
     USE = "use"
     """Generations, models, the swarm, and the key's own usage."""
     OPERATE = "operate"
-    """What is the operator's: `/metrics`."""
+    """What is the operator's: `/metrics` and `/admin/v1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

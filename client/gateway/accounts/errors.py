@@ -64,3 +64,10 @@ class InvalidDatabaseUrl(DatabaseUnusable):
 
 class UnknownKey(Exception):
     """There is no key of that id, or none to which that can be done; the text is one sentence."""
+
+
+class UnknownResponse(Exception):
+    """Nothing is kept under the id, or nothing of the caller's."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no response {response_id[:80]!r}: it was not kept, or its time is over.")

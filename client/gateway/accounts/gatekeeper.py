@@ -70,6 +70,11 @@ class Gatekeeper:
         """How many keys could be used now."""
         return self._keys.usable(time.time())
 
+    @property
+    def has_operator(self) -> bool:
+        """Whether there is a key that may operate now."""
+        return self._keys.opens(KeyScope.OPERATE, time.time())
+
     async def caller_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Returns who sent a request with these headers.
 

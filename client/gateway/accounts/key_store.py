@@ -185,3 +185,40 @@ def _key_of(row: Mapping[str, Any] | Any) -> ApiKey:  # noqa: ANN401 - a row of 
         last_used_at_s=row["last_used_at_s"],
         revision=row["revision"],
     )
+
+
+async def issue_key(
+    connection: AsyncConnection, name: str, models: tuple[str, ...], overlap_s: float
+) -> tuple[ApiKey, bytes]:
+    """Makes a key for exactly these models, within a transaction; older ones for the same end after the overlap.
+    Returns it with its secret, which is kept nowhere."""
+    now_s, secret, key_id = time.time(), new_secret(), new_key_id()
+    for old in await _usable_for(connection, models, now_s):
+        await _change(
+            connection, old.id, expires_at_s=min(now_s + overlap_s, old.expires_at_s or float("inf"))
+        )
+    key = ApiKey(
+        id=key_id,
+        name=name,
+        digest=digest_of(secret),
+        scopes=frozenset({KeyScope.USE}),
+        limits=KeyLimits(models=models),
+        quota_id=key_id,
+        created_at_s=now_s,
+    )
+    return await _add(connection, key), secret
+
+
+async def revoke_keys_for(connection: AsyncConnection, models: tuple[str, ...]) -> int:
+    """Ends the keys for exactly these models, within a transaction; returns how many."""
+    now_s = time.time()
+    usable = await _usable_for(connection, models, now_s)
+    for key in usable:
+        await _change(connection, key.id, revoked_at_s=now_s)
+    return len(usable)
+
+
+async def _usable_for(connection: AsyncConnection, models: tuple[str, ...], now_s: float) -> list[ApiKey]:
+    same = select(API_KEYS).where(API_KEYS.c.models == json.dumps(models), API_KEYS.c.revoked_at_s.is_(None))
+    rows = await connection.execute(same.order_by(API_KEYS.c.id).with_for_update())
+    return [key for row in rows.mappings() if (key := _key_of(row)).fault(now_s) is None]

@@ -11,7 +11,7 @@ import logging
 import time
 from typing import Final
 
-from molink.client.gateway.accounts.api_keys import ApiKey
+from molink.client.gateway.accounts.api_keys import ApiKey, KeyScope
 from molink.client.gateway.accounts.errors import AccountsUnavailable
 from molink.client.gateway.accounts.key_store import KeyStore
 
@@ -43,6 +43,10 @@ class KeyTable:
     def usable(self, now_s: float) -> int:
         """Returns how many keys could be used now."""
         return sum(key.fault(now_s) is None for key in self._keys.values())
+
+    def opens(self, scope: KeyScope, now_s: float) -> bool:
+        """Returns whether some key could be used now for that scope."""
+        return any(scope in key.scopes and key.fault(now_s) is None for key in self._keys.values())
 
     async def ensure_fresh(self) -> None:
         """Returns once no key that is known here can have been revoked FRESH_S ago, as after a sleep of this machine.

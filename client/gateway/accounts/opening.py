@@ -5,9 +5,10 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from molink.client.gateway.accounts.database import opened_database
+from molink.client.gateway.accounts.database import Database, opened_database
 from molink.client.gateway.accounts.errors import AccountsUnavailable, DatabaseUnusable
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.accounts.key_store import KeyStore
@@ -20,8 +21,16 @@ from molink.client.gateway.accounts.usage_store import UsageStore
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenAccounts:
+    """Open accounts of a gateway: who lets requests in, and the database behind it."""
+
+    gatekeeper: Gatekeeper
+    database: Database
+
+
 @asynccontextmanager
-async def opened_accounts(url: str | None, folder: Path) -> AsyncIterator[Gatekeeper]:
+async def opened_accounts(url: str | None, folder: Path) -> AsyncIterator[OpenAccounts]:
     """The gatekeeper over a database. In the end quotas are given back and usage is written.
 
     Args:
@@ -49,7 +58,7 @@ async def opened_accounts(url: str | None, folder: Path) -> AsyncIterator[Gateke
             )
         ]
         try:
-            yield Gatekeeper(keys, quotas, ledger)
+            yield OpenAccounts(Gatekeeper(keys, quotas, ledger), database)
         finally:
             for task in beside:
                 task.cancel()

@@ -9,6 +9,9 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, M
 
 NAME_LENGTH: Final = 200
 MODEL_LENGTH: Final = 300
+SERVICE_NAME_LENGTH: Final = 63
+SUBJECT_LENGTH: Final = 100
+MESSAGE_LENGTH: Final = 500
 _ID: Final = String(16)
 
 METADATA: Final = MetaData()
@@ -78,3 +81,47 @@ STREAM_LEASES: Final = Table(
     Column("expires_at_s", Float(53), nullable=False),
 )
 """How many generations of a key each gateway may have under way; what is not renewed lapses."""
+
+SERVICES: Final = Table(
+    "services",
+    METADATA,
+    Column("name", String(SERVICE_NAME_LENGTH), primary_key=True),
+    Column("specification", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("operation_id", _ID, nullable=False),
+    Column("created_at_s", Float(53), nullable=False),
+    Column("running_since_s", Float(53)),
+    Column("requests_before", BigInteger, nullable=False),
+    Column("tokens_before", BigInteger, nullable=False),
+    Column("owner_id", String(100), nullable=False),
+    Column("owned_until_s", Float(53), nullable=False),
+    Column("observed", Text, nullable=False),
+)
+"""`specification` and `observed` are JSON. `requests_before` and `tokens_before`: what was used under that name before
+the service was there. `owner_id` is empty where no gateway holds its circuits; what is not renewed lapses."""
+
+OPERATIONS: Final = Table(
+    "operations",
+    METADATA,
+    Column("id", _ID, primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("subject", String(SUBJECT_LENGTH), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("message", String(MESSAGE_LENGTH), nullable=False),
+    Column("progress", Float(53), nullable=False),
+    Column("cancels", Integer, nullable=False),
+    Column("created_at_s", Float(53), nullable=False),
+    Column("updated_at_s", Float(53), nullable=False),
+)
+"""`cancels` is 1 where somebody wants it undone."""
+
+KEPT_RESPONSES: Final = Table(
+    "kept_responses",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("owner", _ID, nullable=False),
+    Column("kept", Text, nullable=False),
+    Column("expires_at_s", Float(53), nullable=False),
+    Index("kept_responses_by_owner", "owner", "expires_at_s"),
+)
+"""`owner` is the quota's id of the key that asked, empty without keys; `kept` is JSON."""

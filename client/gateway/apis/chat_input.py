@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from molink.client.text.demanded_calls import DemandedCalls
 
 MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 2**17
@@ -31,12 +33,30 @@ class FunctionDescription(BaseModel):
         return {"type": "function", "function": function}
 
 
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: FunctionName
+
+
 class NamedChoice(BaseModel):
-    """A choice of tools that is more than a word."""
+    """The choice of one function, as both of OpenAI's APIs write it."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(strict=True)
 
-    type: str
+    type: Literal["function"]
+    name: FunctionName | None = None
+    function: NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> "NamedChoice":
+        if (self.name is None) == (self.function is None):
+            raise ValueError("a choice of a function has its name")
+        return self
+
+    @property
+    def chosen(self) -> str:
+        return self.name or (self.function.name if self.function else "")
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice
@@ -49,6 +69,8 @@ class ChatInput:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    demanded: DemandedCalls | None = None
+    """Calls that the answer must be; None: the model decides."""
 
     @property
     def text_bytes(self) -> int:
@@ -64,7 +86,7 @@ def offered(
     """The tools that the model is told of: none if it is not to call any.
 
     Raises:
-        ValueError: they are too many or too long, two have one name, or a call is demanded.
+        ValueError: they are too many or too long, two have one name, or one is demanded that is not there.
     """
     tools = tools or ()
     if len(tools) > MAX_TOOLS:
@@ -74,11 +96,18 @@ def offered(
     plain = tuple(tool.plain() for tool in tools)
     if len(json.dumps(plain)) > MAX_TOOLS_BYTES:
         raise ValueError(f"tools take at most {MAX_TOOLS_BYTES} bytes: shorten their descriptions")
-    if isinstance(choice, NamedChoice) or choice == "required":
-        raise ValueError(
-            "tool_choice is auto or none: that the model must call a tool cannot be demanded in this version"
-        )
+    if choice == "required" and not tools:
+        raise ValueError("tool_choice is required, and there are no tools")
+    if isinstance(choice, NamedChoice) and choice.chosen not in {tool.name for tool in tools}:
+        raise ValueError(f"tool_choice names {choice.chosen!r}, which is not among the tools")
     return () if choice == "none" else plain
+
+
+def demanded_calls(choice: ToolChoice | None, *, is_single: bool) -> DemandedCalls | None:
+    """The calls that the answer must be; None: the model decides. `is_single`: one call at most is asked for."""
+    if isinstance(choice, NamedChoice):
+        return DemandedCalls(choice.chosen, is_single=True)
+    return DemandedCalls(is_single=is_single) if choice == "required" else None
 
 
 def arguments_of(text: str) -> Arguments | str:

@@ -11,7 +11,10 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    NamedChoice,
+    ToolChoice,
     called,
+    demanded_calls,
     offered,
 )
 from molink.shards.spec import SamplingError, SamplingParams
@@ -113,6 +116,23 @@ class MessageToolChoice(BaseModel):
     name: str | None = None
     disable_parallel_tool_use: bool | None = False
 
+    @model_validator(mode="after")
+    def _a_tool_has_its_name(self) -> "MessageToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("tool_choice has a name with the type tool, and with no other")
+        return self
+
+    def plain(self) -> ToolChoice:
+        """As OpenAI's APIs have it."""
+        if self.name is not None:
+            return NamedChoice(type="function", name=self.name)
+        match self.type:
+            case "none":
+                return "none"
+            case "any":
+                return "required"
+        return "auto"
+
 
 class CountRequest(BaseModel):
     """POST /v1/messages/count_tokens."""
@@ -142,12 +162,18 @@ class CountRequest(BaseModel):
             messages += message.plain()
         if not messages:
             raise ValueError("messages say nothing")
-        demanded = self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
-        declined = self.tool_choice is not None and self.tool_choice.type == "none"
-        choice: Literal["none", "auto", "required"] = (
-            "required" if demanded else "none" if declined else "auto"
+        choice, is_single = (
+            None if self.tool_choice is None else self.tool_choice.plain(),
+            self.most_calls == 1,
         )
-        return ChatInput(tuple(messages), offered([tool.function() for tool in self.tools or ()], choice))
+        tools = offered([tool.function() for tool in self.tools or ()], choice)
+        return ChatInput(tuple(messages), tools, demanded=demanded_calls(choice, is_single=is_single))
+
+    @property
+    def most_calls(self) -> int | None:
+        """Calls that the answer may have; None: any number."""
+        alone = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+        return 1 if alone else None
 
 
 class MessageRequest(CountRequest):
@@ -159,12 +185,6 @@ class MessageRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     top_k: Annotated[int, Field(ge=-1)] | None = 0
-
-    @property
-    def most_calls(self) -> int | None:
-        """Calls that the answer may have; None: any number."""
-        alone = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
-        return 1 if alone else None
 
     def params(self) -> SamplingParams:
         """How the answer is drawn.

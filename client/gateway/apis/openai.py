@@ -15,6 +15,7 @@ from molink.client.gateway.apis.chat_input import (
     ToolChoice,
     arguments_of,
     called,
+    demanded_calls,
     offered,
 )
 from molink.shards.grammar import Grammar, GrammarError
@@ -295,7 +296,8 @@ class ChatRequest(SamplingRequest):
     def chat(self) -> ChatInput:
         """What the chat template is given."""
         messages = tuple(message.plain() for message in self.messages)
-        return ChatInput(messages, self.offered_tools(), self.chat_template_kwargs or {})
+        demanded = demanded_calls(self.tool_choice, is_single=self.parallel_tool_calls is False)
+        return ChatInput(messages, self.offered_tools(), self.chat_template_kwargs or {}, demanded)
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> "ChatRequest":

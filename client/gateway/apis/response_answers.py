@@ -1,23 +1,30 @@
 """Answers in OpenAI's Responses API, whole and as events."""
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from molink.client.api.generation import Generation, TextPiece, TokenLogprob
 from molink.client.gateway.apis.answer import Answer, Json, ServerSentEvent, TokenUsage, new_id
+from molink.client.gateway.apis.chat_input import arguments_of, called
 from molink.client.gateway.apis.openai_answers import scored_token
 from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.error_handlers import ApiError
 from molink.client.text.tool_calls import ToolCall
 from molink.shards.spec import ModelSpec
 
+Keep: TypeAlias = Callable[[Json], Awaitable[None]]
+"""Keeps a complete response."""
+
 
 class ResponseAnswer(Answer):
     """POST /v1/responses: one message, or part of one, and the calls of tools behind it."""
 
-    def __init__(self, spec: ModelSpec, asked: ResponseRequest) -> None:
-        self._head = _head(spec, asked)
+    def __init__(self, spec: ModelSpec, asked: ResponseRequest, keep: Keep | None = None) -> None:
+        """`keep` keeps the complete response; None: nothing is kept."""
+        self._head = _head(spec, asked) | {"store": keep is not None}
+        self._keep = keep
+        self._complete: Json = {}
         self._most_calls = None if asked.parallel_tool_calls is not False else 1
         self._sequence = 0
         self._output: list[Json] = []
@@ -34,6 +41,11 @@ class ResponseAnswer(Answer):
         )
         output += [_call_item(call) for call in done.tool_calls[: self._most_calls]]
         return self._response(output or [_message(new_id("msg"), "", [])], done)
+
+    async def keep(self) -> None:
+        """Keeps the complete response, where that was asked for."""
+        if self._keep is not None:
+            await self._keep(self._complete)
 
     def opening(self, choice: int) -> list[ServerSentEvent]:
         del choice
@@ -120,7 +132,7 @@ class ResponseAnswer(Answer):
     def _response(self, output: list[Json], done: Generation) -> Json:
         usage = TokenUsage.of([done])
         is_whole = done.finish_reason == "stop"
-        return self._head | {
+        self._complete = self._head | {
             "status": "completed" if is_whole else "incomplete",
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": output,
@@ -132,6 +144,7 @@ class ResponseAnswer(Answer):
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
+        return self._complete
 
 
 def _head(spec: ModelSpec, asked: ResponseRequest) -> Json:
@@ -150,12 +163,11 @@ def _head(spec: ModelSpec, asked: ResponseRequest) -> Json:
         "model": spec.name,
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": asked.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": asked.text_format.plain()},
-        "tool_choice": asked.tool_choice or "auto",
+        "tool_choice": asked.plain_choice,
         "tools": [tool.model_dump() for tool in asked.tools or ()],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": asked.top_p or 1.0,
@@ -192,3 +204,15 @@ def _call_item(call: ToolCall) -> Json:
 def _scored(scored: TokenLogprob) -> Json:
     top = [scored_token(token, value) for token, value in scored.top]
     return scored_token(scored.token, scored.logprob) | {"top_logprobs": top}
+
+
+def assistant_message(response: Json) -> Json:
+    """What a complete response says and calls, as the chat template is given it in the next turn."""
+    texts: list[str] = []
+    calls: list[Json] = []
+    for item in response["output"]:
+        if item["type"] == "message":
+            texts += [part["text"] for part in item["content"]]
+        else:
+            calls.append(called(item["call_id"], item["name"], arguments_of(item["arguments"])))
+    return {"role": "assistant", "content": "".join(texts), **({"tool_calls": calls} if calls else {})}

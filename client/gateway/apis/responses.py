@@ -1,5 +1,6 @@
-"""Requests in OpenAI's Responses API, and what they mean for a swarm. Nothing of them is kept."""
+"""Requests in OpenAI's Responses API, and what they mean for a swarm."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -10,9 +11,11 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    NamedChoice,
     ToolChoice,
     arguments_of,
     called,
+    demanded_calls,
     offered,
 )
 from molink.client.gateway.apis.openai import CHAT_TOKENS
@@ -24,17 +27,11 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "conversation": (),
     "include": ([],),
     "max_tool_calls": (),
-    "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-    "store": (False,),
     "truncation": ("disabled",),
 }
 """Parameters that would change what happens but that are not there, with the values that change nothing."""
-_REASONS: Final = {
-    "store": "nothing is kept here: send store=false, or leave it out",
-    "previous_response_id": "nothing is kept here: send the whole conversation as input",
-}
 
 
 class InputText(BaseModel):
@@ -180,34 +177,59 @@ class ResponseRequest(BaseModel):
     metadata: dict[str, str] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     chat_template_kwargs: Arguments | None = None
+    store: bool | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "ResponseRequest":
         for name, value in (self.model_extra or {}).items():
             if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-                raise ValueError(f"{name} is not supported: {_REASONS.get(name, 'leave it out')}")
+                raise ValueError(f"{name} is not supported: leave it out")
         offered(self.tools, self.tool_choice)
         if not self.chat().messages:
             raise ValueError("input has no message")
         return self
 
-    def chat(self) -> ChatInput:
-        """What the chat template is given. Calls that follow one another are one message of the assistant's."""
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
+    def require_nothing_kept(self) -> None:
+        """Raises `InvalidRequest` where something would have to be kept."""
+        if self.store:
+            raise InvalidRequest("nothing is kept here: send store=false, or leave it out", "store")
+        if self.previous_response_id is not None:
+            raise InvalidRequest(
+                "nothing is kept here: send the whole conversation as input", "previous_response_id"
+            )
+
+    def conversation(self, before: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        """What was said before, and what is said now, as chat templates take it. Calls that follow one another are one
+        message of the assistant's."""
+        messages = list(before)
         items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:
             plain = item.plain()
             if plain is None:
                 continue
-            if "tool_calls" in plain and messages and messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("tool_calls", []).extend(plain["tool_calls"])
+            last = messages[-1] if messages else {}
+            if "tool_calls" in plain and last.get("role") == "assistant":
+                calls = [*last.get("tool_calls", ()), *plain["tool_calls"]]
+                messages[-1] = last | {"tool_calls": calls}
             else:
                 messages.append(plain)
-        return ChatInput(
-            tuple(messages), offered(self.tools, self.tool_choice), self.chat_template_kwargs or {}
-        )
+        return messages
+
+    def chat(self, before: Sequence[dict[str, Any]] = ()) -> ChatInput:
+        """What the chat template is given. Instructions are of this request alone."""
+        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        tools = offered(self.tools, self.tool_choice)
+        demanded = demanded_calls(self.tool_choice, is_single=self.parallel_tool_calls is False)
+        messages = (*instructions, *self.conversation(before))
+        return ChatInput(messages, tools, self.chat_template_kwargs or {}, demanded)
+
+    @property
+    def plain_choice(self) -> str | dict[str, str]:
+        """The choice of tools, as the response repeats it."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return {"type": "function", "name": self.tool_choice.chosen}
+        return self.tool_choice or "auto"
 
     @property
     def text_format(self) -> TextFormat:

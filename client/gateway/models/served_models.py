@@ -4,8 +4,9 @@ Each other one is opened when it is first asked for, and stays open: its descrip
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -27,15 +28,41 @@ class MayUse(Protocol):
     def may_use(self, spec: AnnouncedModel) -> bool: ...
 
 
+class NamedServices(Protocol):
+    """Services, each a model under a name of its own, as `ServiceKeeper` has them."""
+
+    def knows(self, name: str) -> bool: ...
+
+    def names(self) -> Sequence[str]: ...
+
+    def parameters(self, name: str) -> Mapping[str, object]: ...
+
+    async def get(self, name: str) -> ServingSwarm: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceName:
+    """A service as keys see it: they name it by its name alone, never by the hash of its model."""
+
+    name: str
+    model_hash: str = ""
+
+
 class ServedModels:
     """Models of one swarm that may be asked for. Open between `__aenter__` and `__aexit__`, and no longer than the
     swarm is."""
 
     def __init__(
-        self, first: ServingSwarm, *, others: bool = False, aliases: Mapping[str, str] = MappingProxyType({})
+        self,
+        first: ServingSwarm,
+        *,
+        others: bool = False,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        services: NamedServices | None = None,
     ) -> None:
         """`first` is opened by the caller; `others`: whether all that the swarm serves may be asked for; `aliases` are
-        further names, each of a model's name or hash."""
+        further names, each of a model's name or hash; `services` have names of their own, and are the caller's."""
+        self._services = services
         self._first = first
         self._others = others
         self._aliases = dict(aliases)
@@ -66,7 +93,11 @@ class ServedModels:
             ModelNotFound: neither the gateway nor the swarm has it.
             GatewayBusy: too many others are open.
             SwarmError: no peer hands it out.
+            ServiceNotReady: it is a service that is being deployed or deleted.
         """
+        if self._services is not None and self._services.knows(asked):
+            caller.require_model(ServiceName(asked))
+            return await self._services.get(asked)
         name = self._aliases.get(asked, asked)
         first = self._first.model
         if name in (first.name, first.model_hash):
@@ -90,7 +121,18 @@ class ServedModels:
                 known_as = (one.name, one.model_hash)
                 aliases = [alias for alias, name in self._aliases.items() if name in known_as]
                 entries += [{"id": name, **entry} for name in (one.name, *aliases)]
-        return entries
+        services = () if self._services is None else self._services.names()
+        unknown = {"model_hash": None, "context_length": None}
+        return entries + [{"id": name, **unknown} for name in services if caller.may_use(ServiceName(name))]
+
+    async def has_model(self, name: str) -> bool:
+        """Whether a model or an alias has that name."""
+        known = (self._first.model, *await self._served_beside())
+        return name in self._aliases or any(name in (one.name, one.model_hash) for one in known)
+
+    def parameters(self, asked: str) -> Mapping[str, object]:
+        """Parameters of requests for that name, where these do not say; empty but for services."""
+        return {} if self._services is None else self._services.parameters(asked)
 
     async def _served_beside(self) -> list[AnnouncedModel]:
         if not self._others:

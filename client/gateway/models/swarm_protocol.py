@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
 from molink.client.api.generation import TextPiece
+from molink.client.text.demanded_calls import CallChoice
 from molink.shards.spec import ModelSpec, SamplingParams
 
 FORMATION_TIMEOUT_S: Final = 30.0
@@ -57,6 +58,7 @@ class ServingSwarm(WatchedSwarm, Protocol):
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,

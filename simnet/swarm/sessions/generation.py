@@ -4,11 +4,14 @@ Nothing is simulated token by token: a session advances at the rate of its circu
 changes when somebody joins or leaves one of its peers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
+from molink.client.circuit.patience import SignOfLife, answers_until_s, ask_after_s
+from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
@@ -21,7 +24,8 @@ from molink.simnet.swarm.sessions.progress import DecodeProgress, SessionRecord
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, SimulatedHop
 
 NOTICED_S = BUSY_LOST_AFTER_S + TICK_S
-"""After the last sign of life of a peer that a session uses, its loss is known."""
+"""After the last sign of life of a peer that a session uses its loss is known by its link, if not before by the token
+that is overdue (`noticed_after_s`)."""
 DIALS_RTT = 3.0
 """Round trips until a new link stands: TCP, TLS, and both ends' greeting."""
 UNREACHABLE_S = PATIENCE_S
@@ -111,6 +115,22 @@ class SimulatedGeneration:
         self.phase, self.record.stalled_s = Phase.STALLED, now_s
         self.record.lost_s = now_s if self.record.lost_s is None else self.record.lost_s
         self.turn += 1
+
+    def noticed_after_s(self, answers_s: Sequence[float], now_s: float) -> float:
+        """Returns after how long its client knows of a hop that has gone silent now, by asking all hops for a sign of
+        life when the next token is overdue; the others answer after `answers_s`."""
+        progress, is_first = self.progress, self.phase is not Phase.DECODE
+        predicted_s = 0.0 if self.route is None else self.route.tpot_ms / 1000
+        waited_s = now_s - progress.advanced_s
+        measured_s = 0.0 if is_first else progress.tpot_ms / 1000
+        if not is_first:
+            progress_tokens = progress.tokens + waited_s / measured_s
+            waited_s = (progress_tokens - int(progress_tokens)) * measured_s
+        asked = 0
+        while (after_s := ask_after_s(predicted_s, measured_s, asked, is_first=is_first)) < waited_s:
+            asked += 1
+        signs = [SignOfLife("", None), *(SignOfLife("", came_s) for came_s in answers_s)]
+        return after_s - waited_s + answers_until_s(signs, ANSWER_S)
 
     def reload(self, at: int, load: PeerLoad) -> None:
         """The hop's peer is loaded otherwise from now on."""

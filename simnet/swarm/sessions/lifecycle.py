@@ -64,10 +64,18 @@ class Lifecycle:
     def _stall(self, one: SimulatedGeneration, member: Member, *, told: bool) -> None:
         if one.phase is Phase.DECODE:
             one.circuit.handle(core.Yielded(), self._context.now_s)
+        noticed_s = (
+            0.0
+            if told
+            else min(
+                NOTICED_S,
+                one.noticed_after_s(_answered_after_s(self._context, one, member), self._context.now_s),
+            )
+        )
         one.stall(self._context.now_s)
         self._stop_stepping(one)
         turn = one.turn
-        self._context.timeline.call(0.0 if told else NOTICED_S, lambda: self._recover(one, turn, member))
+        self._context.timeline.call(noticed_s, lambda: self._recover(one, turn, member))
 
     def _start(self, one: SimulatedGeneration) -> None:
         """The circuit stands: nothing is kept any more at peers that are not on it."""
@@ -238,3 +246,10 @@ class Lifecycle:
         self._partnering.release(one)
         self._context.accounts.end(one.ended(outcome, self._context.now_s))
         del self._context.running[one.number]
+
+
+def _answered_after_s(context: SessionContext, one: SimulatedGeneration, silent: Member) -> list[float]:
+    """When those hops answer their client's question for a sign of life that are still there."""
+    peers = [hop.peer_id for hop in one.hops if hop.peer_id != silent.peer_id]
+    living = [peer_id for peer_id in peers if context.members[peer_id].alive]
+    return [context.places.rtt_ms(one.gateway.peer_id, peer_id) / 1000 for peer_id in living]

@@ -86,7 +86,8 @@ async def measure_admissions(table: Table, name: str, url: str | None, count: in
     """A row for one user at a time, and one for a hundred. First requests, which lease, have rows of their own."""
     with tempfile.TemporaryDirectory() as folder:
         keys = await make_keys(url, Path(folder))
-        async with opened_accounts(url, Path(folder)) as gatekeeper:
+        async with opened_accounts(url, Path(folder)) as accounts:
+            gatekeeper = accounts.gatekeeper
             for at_once in (1, 100):
                 first_ms = await admissions_ms(gatekeeper, keys, max(at_once, KEYS), at_once)
                 table.note(

@@ -111,7 +111,7 @@ def test_one_failing_choice_ends_the_others(http: httpx.Client, swarm: FakeSwarm
 
 
 def test_the_openai_client_raises_its_own_errors(client: OpenAI, swarm: FakeSwarm) -> None:
-    with pytest.raises(BadRequestError, match="tool_choice is auto or none"):
+    with pytest.raises(BadRequestError, match="tool_choice is required, and there are no tools"):
         client.chat.completions.create(**CHAT, tool_choice="required")
     swarm.error = SwarmUnavailable("12D3: full", busy=True)
     with pytest.raises(RateLimitError, match="no room"):

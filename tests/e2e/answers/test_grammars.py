@@ -18,6 +18,8 @@ from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import InvalidRequest, NoCircuit
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+from molink.client.text.demanded_calls import DemandedCalls, grammar_of_calls
+from molink.client.text.tool_calls import ToolCallStream, form_of, types_of
 from molink.dht.records.records import PeerView
 from molink.shards.grammar import Grammar
 from molink.shards.spec import PENALTIES
@@ -97,6 +99,22 @@ async def test_text_is_of_the_regular_expression_or_the_grammar(
     assert generation.finish_reason == "stop"
     assert re.fullmatch(pattern, generation.text)
     assert len(generation.logprobs) == len(generation.token_ids)
+
+
+async def test_where_a_call_is_demanded_the_answer_is_one(wide_client: AsyncSwarm) -> None:
+    template = '{{ tools }}<tool_call>{"name": ..., "arguments": ...}</tool_call>'
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    city |= {"additionalProperties": False}
+    tools = ({"type": "function", "function": {"name": "weather", "parameters": city}},)
+    form = form_of(template)
+    assert form is not None
+    grammar = grammar_of_calls(
+        DemandedCalls("weather", is_single=True), tools, form, template, lambda _: None
+    )
+    generation = await generate(wide_client, PROMPT, MOST_TOKENS, grammar=grammar)
+    text, [call] = ToolCallStream(form, types_of(tools)).push(generation.text)
+    assert (text, call.name, generation.finish_reason) == ("", "weather", "stop")
+    Draft202012Validator(city).validate(json.loads(call.arguments))
 
 
 async def test_sessions_without_a_grammar_have_the_tokens_that_they_have_alone(

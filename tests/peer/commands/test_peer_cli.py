@@ -175,7 +175,7 @@ def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
     names += " port grpc-port name layers partner state-dir relay activation-codec micro-batches"
-    names += " relay-port offer-relay"
+    names += " relay-port offer-relay sessions-per-client"
     names += " http-proxy transmission-policy metrics-port pause-when-busy quiet-hours on-battery priority swap-space"
     for name in names.split():
         assert f"--{name} " in out

@@ -93,3 +93,10 @@ def test_a_refusal_evicts_nobody() -> None:
     refused(leases.request(key(2), Span(0, 1), 150, "bob", SPARED_S), "memory")
     assert leases.leases == before
     assert leases.renew(key(1), SPARED_S)
+
+
+def test_where_one_client_may_have_more_sessions_its_network_may_too() -> None:
+    leases = book(max_sessions=64, max_sessions_per_owner=56)
+    for session in range(56):
+        granted(leases.request(key(session), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"))
+    refused(leases.request(key(56), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"), "busy")

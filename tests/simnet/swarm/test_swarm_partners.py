@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molink.client.circuit.patience import LEAST_ANSWER_S
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.memory.leases import LeaseKey
 from molink.routing.routes import partners
@@ -28,7 +29,7 @@ from molink.simnet.swarm.report import swarm_row, swarm_series
 from molink.simnet.swarm.sessions import gateway
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.copying import CopyScheduler, KvCopy
-from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration
+from molink.simnet.swarm.sessions.generation import Phase, SimulatedGeneration
 from molink.simnet.swarm.settings import Churn, SwarmSettings
 from molink.simnet.swarm.table import swarm_table
 from molink.simnet.swarm.world import SwarmWorld
@@ -118,7 +119,7 @@ def test_after_a_crash_the_next_token_comes_sooner_from_a_partner() -> None:
     crashed, without = lost(60.0), lost(60.0, auto=False)
     stalls_s = [world.accounts.stalls_s for world in (crashed, without)]
     assert [len(each) for each in stalls_s] == [1, 1]
-    assert NOTICED_S < stalls_s[0][0] < stalls_s[1][0]
+    assert LEAST_ANSWER_S < stalls_s[0][0] < stalls_s[1][0]
 
 
 @pytest.mark.parametrize("auto", [True, False])

@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from molink.client.api.circuits_preview import CircuitsPreview
 from molink.client.api.generation import (
     CircuitReport,
     FinishReason,
@@ -23,14 +24,24 @@ from molink.client.api.generation import (
     TextPiece,
     TokenLogprob,
 )
+from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.circuit.reserving import Report
+from molink.client.errors import ModelNotFound, SwarmError
 from molink.client.gateway.accounts.opening import opened_accounts
-from molink.client.gateway.app import add_origins, add_traces, create_app
+from molink.client.gateway.apis.kept_responses import KeptResponses
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.server import Server, server_config
+from molink.client.gateway.services.service_admin import opened_services
+from molink.client.gateway.services.service_keeper import ServiceKeeper
+from molink.client.gateway.services.service_routes import add_services
+from molink.client.text.demanded_calls import CallChoice, DemandedCalls
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
-from molink.shards.spec import ModelSpec, SamplingParams
+from molink.routing import Route
+from molink.routing.routes.route import RouteHop
+from molink.shards.spec import ModelSpec, SamplingParams, Span
 from molink.tracing import CURRENT_SPAN, Traces
 
 DEADLINE_S = 60.0
@@ -61,6 +72,37 @@ SPEC = ModelSpec(
 )
 
 
+class FakeHeldCircuits:
+    """Circuits that are held for a fake swarm: each is there at once, unless they may not stand."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.count = 0
+        self.most = 0
+        """That were held at a time."""
+        self.may_stand = threading.Event()
+        self.may_stand.set()
+        """Cleared by a test: circuits are formed, and none of them stands."""
+        self.error: SwarmError | None = None
+
+    async def add(self, tokens: int, timeout_s: float, report: Report = lambda _: None) -> None:
+        assert tokens > 1
+        assert timeout_s > 0
+        report("peer 12D3 loads its layers: 1 of 2 MB")
+        while not await asyncio.to_thread(self.may_stand.wait, 0.05):
+            pass  # in short waits: a loop that ends waits for its threads
+        if self.error is not None:
+            raise self.error
+        self.count += 1
+        self.most = max(self.most, self.count)
+
+    def keep_at_most(self, count: int) -> None:
+        self.count = min(self.count, count)
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [{"predicted_tpot_ms": 1.0, "hops": []}] * self.count
+
+
 @dataclass(slots=True)
 class FakeSwarm:
     """Every generation yields `words`, one token each, and then stops, or raises `error` before the word
@@ -86,6 +128,8 @@ class FakeSwarm:
     """Other models of it."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of models at the gateway."""
+    keep_hours: float | None = None
+    """For so long the gateway keeps responses, where it has a database."""
     opened: list[str] = field(default_factory=list)
     """Those of them that were asked for, each time that one was opened."""
     finish_reason: FinishReason = "stop"
@@ -93,6 +137,8 @@ class FakeSwarm:
     cached_tokens: int = 0
     tools: list[tuple[Mapping[str, Any], ...]] = field(default_factory=list)
     """Of each chat."""
+    demanded: list[DemandedCalls | None] = field(default_factory=list)
+    """Of each chat, what its answer has to call."""
     template_variables: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)
     """What it says of the circuits in use."""
@@ -103,16 +149,34 @@ class FakeSwarm:
     """Of the gateway."""
     trace_ids: list[bytes] = field(default_factory=list)
     """Of the traces that generations were parts of."""
+    gateway_id: str = "this gateway"
+    held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
+    room: int = 32
+    """Circuits for which its peers have memory."""
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
 
     @asynccontextmanager
-    async def beside(self, model: str) -> AsyncGenerator["FakeSwarm", None]:
+    async def beside(
+        self, model: str, *, requirements: PeerRequirements = ANY_PEER, partners: str | None = None
+    ) -> AsyncGenerator["FakeSwarm", None]:
+        del requirements, partners
         self.opened.append(model)
         if self.error is not None:
             raise self.error
-        yield next(one for one in self.others if model in (one.model.name, one.model.model_hash))
+        known = {name: one for one in (self, *self.others) for name in (one.model.name, one.model.model_hash)}
+        if model not in known:
+            raise ModelNotFound(model, "the swarm does not serve it")
+        yield known[model]
+
+    async def preview(self, circuits: int, tokens: int) -> CircuitsPreview:
+        route = Route((RouteHop("12D3", Span(0, 2), (), 1.0, 0.0),), 1.0, 0.0)
+        lacks = circuits > self.room
+        return CircuitsPreview(
+            self.model, circuits, tokens, (route,) * min(circuits, self.room),
+            missing_bytes=4096 if lacks else 0, reason="memory is short" if lacks else "",
+        )  # fmt: skip
 
     async def snapshot(self) -> dict[str, Any]:
         return self.state
@@ -133,11 +197,13 @@ class FakeSwarm:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: CallChoice = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
     ) -> AsyncIterator[TextPiece]:
         self.tools.append(tuple(tools))
+        self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
         calls = ToolCallStream(FORMS[0], types_of(tools)) if tools else None
         return self._pieces(list(messages), params or SamplingParams(), timeout_s, calls)
@@ -270,17 +336,32 @@ def gateway(
 
     async def serve(listener: socket.socket) -> None:
         async with AsyncExitStack() as stack:
-            opened = None if accounts is None else await stack.enter_async_context(opened_accounts(*accounts))
-            served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases)
+            gatekeeper, services = None, None
+            keeper: ServiceKeeper | None = None
+            kept: KeptResponses | None = None
+            if accounts is not None:
+                opened = await stack.enter_async_context(opened_accounts(*accounts))
+                gatekeeper = opened.gatekeeper
+                services = await stack.enter_async_context(
+                    opened_services(swarm, opened.database, swarm.gateway_id, waiting_s)
+                )
+                keeper = services.keeper
+                if swarm.keep_hours is not None:
+                    kept = KeptResponses(opened.database, swarm.keep_hours)
+            served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
             models = await stack.enter_async_context(served)
             app = create_app(
                 models,
                 max_requests=max_requests,
                 waiting_s=waiting_s,
-                gatekeeper=opened,
+                gatekeeper=gatekeeper,
                 invites=invites,
             )
             add_traces(app, swarm.traces)
+            if services is not None and gatekeeper is not None:
+                add_services(app, services.admin, models, gatekeeper)
+            if kept is not None:
+                add_kept_responses(app, kept)
             add_origins(app, allowed_origins)
             server = _Announcing(server_config(app, known), app, known)
             made.set_result(server)

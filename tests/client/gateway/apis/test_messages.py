@@ -11,6 +11,7 @@ from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, gateway
 
 from molink.client.api.generation import FinishReason
 from molink.client.errors import SwarmUnavailable
+from molink.client.text.demanded_calls import DemandedCalls
 
 ASKED: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
 TOOL: Any = {
@@ -91,6 +92,25 @@ def test_one_call_at_most_where_that_is_asked(client: Anthropic, swarm: FakeSwar
     assert [block.type for block in message.content] == ["tool_use"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "demanded"),
+    [
+        ({"type": "any"}, DemandedCalls()),
+        ({"type": "any", "disable_parallel_tool_use": True}, DemandedCalls(is_single=True)),
+        ({"type": "tool", "name": TOOL["name"]}, DemandedCalls(TOOL["name"], is_single=True)),
+    ],
+)
+def test_calls_are_demanded_of_the_swarm(
+    client: Anthropic,
+    swarm: FakeSwarm,
+    choice: Any,  # noqa: ANN401 - of the client
+    demanded: DemandedCalls,
+) -> None:
+    swarm.words = (CALL,)
+    client.messages.create(model=MODEL, max_tokens=9, messages=ASKED, tools=[TOOL], tool_choice=choice)
+    assert swarm.demanded == [demanded]
+
+
 def test_blocks_become_messages_of_the_template(client: Anthropic, swarm: FakeSwarm) -> None:
     client.messages.create(
         model=MODEL,
@@ -136,6 +156,7 @@ def test_tokens_are_counted_without_generating(client: Anthropic, swarm: FakeSwa
         ({"temperature": 1.5}, "temperature"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"stop_sequences": ["x"] * 17}, "stop"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, gateway
+
+from molink.client.text.demanded_calls import DemandedCalls
 
 ASKED = [{"role": "user", "content": "What is the weather in Bern?"}]
 WEATHER = {
@@ -66,6 +68,29 @@ def test_without_parallel_calls_there_is_one(client: OpenAI) -> None:
     assert len(ask(client, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
     chunks = [chunk.choices[0] for chunk in ask(client, parallel_tool_calls=False, stream=True)]
     assert sum(len(chunk.delta.tool_calls or ()) for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "more", "demanded"),
+    [
+        ("required", {}, DemandedCalls()),
+        ("required", {"parallel_tool_calls": False}, DemandedCalls(is_single=True)),
+        ({"type": "function", "function": {"name": "weather"}}, {}, DemandedCalls("weather", is_single=True)),
+        ("auto", {}, None),
+        ("none", {}, None),
+    ],
+)
+def test_calls_are_demanded_of_the_swarm(
+    client: OpenAI, swarm: FakeSwarm, choice: object, more: dict[str, bool], demanded: DemandedCalls | None
+) -> None:
+    ask(client, tool_choice=choice, **more)
+    assert swarm.demanded == [demanded]
+
+
+def test_a_tool_that_is_not_there_cannot_be_chosen(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="'fly', which is not among the tools") as refused:
+        ask(client, tool_choice={"type": "function", "function": {"name": "fly"}})
+    assert refused.value.param == "tool_choice"
 
 
 def test_a_model_that_is_not_to_call_is_told_of_no_tools(client: OpenAI, swarm: FakeSwarm) -> None:
