@@ -110,6 +110,14 @@ class Configuration:
             Bounds(min_length=1, max_length=32),
         ),
     ] = None
+    operator: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to tell how its machine "
+            "is; may be given again. Nobody's, unless told.",
+            "ID",
+        ),
+    ] = None
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None
@@ -155,6 +163,13 @@ class Configuration:
             Bounds(ge=1, le=64),
         ),
     ] = 32
+    draft: Annotated[
+        Literal["auto", "off", "lookup"],
+        Option(
+            "What tokens are guessed from where this peer is the head: a session's text, and with auto its client's "
+            "earlier generations."
+        ),
+    ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),

@@ -60,9 +60,10 @@ def summary(generation: Generation) -> str:
     again = f", {generation.epochs - 1} of its circuits lost on the way" if generation.epochs > 1 else ""
     taken_over = sum(one.by_standby for one in generation.recoveries)
     again += f" ({taken_over} taken over by standbys)" if taken_over else ""
+    trips = f" in {counted(generation.trips, 'trip')}" if generation.accepted_tokens else ""
     return (
-        f"{counted(tokens, 'token')} over {counted(hops, 'hop')}{again}: the first after {generation.ttft_s:.2f} s, "
-        f"then {generation.tpot_s * 1000:.1f} ms each"
+        f"{counted(tokens, 'token')}{trips} over {counted(hops, 'hop')}{again}: "
+        f"the first after {generation.ttft_s:.2f} s, then {generation.tpot_s * 1000:.1f} ms each"
     )
 
 
@@ -74,9 +75,9 @@ def circuit_of(generation: Generation) -> str:
     )
 
 
-def counted(number: int, what: str) -> str:
-    """`1 peer`, `2 peers`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def counted(number: int, what: str, several: str = "") -> str:
+    """`1 peer`, `2 peers`; `several` where that is not made with an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {several or f'{what}s'}"
 
 
 def generation_json(prompt: str, model: str, generation: Generation) -> dict[str, object]:
@@ -99,6 +100,7 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "predicted_ttft_ms": explanation.predicted_ttft_ms,
         "measured_ttft_ms": explanation.measured_ttft_ms,
         "objective_ms": explanation.objective_ms,
+        "tokens_per_trip": explanation.generation.tokens_per_trip,
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -127,6 +129,13 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             out.print(_terms_table(explanation))
             _print_said("Measured", [times.measured for times in explanation.hops], out)
             _print_said("Assumed", [times.assumed for times in explanation.hops], out)
+    generation = explanation.generation
+    if generation.guessed_tokens:
+        out.print(
+            f"A trip round the circuit brought {generation.tokens_per_trip:.2f} tokens: "
+            f"{generation.accepted_tokens} of {counted(generation.guessed_tokens, 'guess', 'guesses')} were right",
+            markup=False,
+        )
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
     if kept:
         said = ", ".join(map(_copy_of, kept))

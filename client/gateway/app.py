@@ -30,6 +30,7 @@ from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
 from molink.client.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.telemetry.request_traces import RequestTraces
+from molink.client.gateway.tokenizing import Tokenizing
 from molink.tracing import Traces
 
 COMPLETIONS: Final = "/v1/completions"
@@ -92,7 +93,7 @@ def create_app(
     _add_openai(app, gateway)
     _add_usage(app, gatekeeper)
     _add_anthropic(app, gateway)
-    _add_tokens(app, gateway)
+    _add_tokens(app, Tokenizing(models))
     _add_probes(app, gateway, metrics)
     add_page(app, feed)
     documents.describe_api(app)
@@ -155,14 +156,14 @@ def add_kept_responses(app: FastAPI, kept: KeptResponses) -> None:
     """Has responses kept, and adds the routes to what is kept."""
     app.state.gateway.keep_responses(kept)
 
-    @app.get(f"{RESPONSES}/{{response_id}}")
+    @app.get(f"{RESPONSES}/{{response_id}}", **answers(documents.ResponseDocument))
     async def get_response(response_id: str, request: Request) -> dict[str, Any]:
         """A response that was kept."""
         return (await kept.get(request.state.caller, response_id)).document
 
-    @app.delete(f"{RESPONSES}/{{response_id}}")
+    @app.delete(f"{RESPONSES}/{{response_id}}", **answers(documents.DeletedDocument))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
-        """Forgets a response that was kept."""
+        """Keeps a response no longer."""
         await kept.drop(request.state.caller, response_id)
         return {"id": response_id, "object": "response.deleted", "deleted": True}
 
@@ -187,25 +188,22 @@ def _add_anthropic(app: FastAPI, gateway: Gateway) -> None:
         """Answers in Anthropic's Messages API."""
         return await gateway.message(body, request)
 
-    @app.post(
-        COUNT_TOKENS,
-        **messages_answers(documents.CountDocument),
-    )
+
+def _add_tokens(app: FastAPI, tokenizing: Tokenizing) -> None:
+    @app.post(COUNT_TOKENS, **messages_answers(documents.CountDocument))
     async def count_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
         """Counts the tokens of a message before it is asked."""
-        return await gateway.count_tokens(body, request.state.caller)
+        return await tokenizing.count_tokens(body, request.state.caller)
 
-
-def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post(TOKENIZE, **answers(documents.TokensDocument))
     async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Makes token ids of a text or a chat, as the model would get them."""
-        return await gateway.tokenize(body, request.state.caller)
+        return await tokenizing.tokenize(body, request.state.caller)
 
     @app.post(DETOKENIZE, **answers(documents.TextDocument))
     async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """Makes text of token ids."""
-        return await gateway.detokenize(body, request.state.caller)
+        return await tokenizing.detokenize(body, request.state.caller)
 
 
 def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:

@@ -27,6 +27,8 @@ _NO_KEY_NEEDED: Final = frozenset({"/", "/healthz", "/readyz"})
 """For what watches the process, and for browsers: neither has a key. The page holds nothing but itself."""
 _PAGE_FILES: Final = "/page/"
 _ADMIN: Final = "/admin"
+_ACCESS: Final = "/admin/v1/nodes/access"
+"""Where a machine registers with its token."""
 _OPERATORS: Final = ("/metrics", _ADMIN)
 _FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers of a proxy: whoever it speaks for may be anywhere."""
@@ -123,7 +125,7 @@ class RequestMiddleware:
         except KeyRefused as error:
             self._metrics.refused(f"key_{error.fault}")
             raise
-        caller.require_scope(KeyScope.OPERATE if scope["path"].startswith(_OPERATORS) else KeyScope.USE)
+        caller.require_scope(_scope_of(scope["path"]))
         if caller.key is None and scope["path"].startswith(_ADMIN) and not _is_own_machine(scope):
             raise NotPermitted(
                 "Without keys, only this machine's own user may operate this gateway. Make a key with "
@@ -186,6 +188,13 @@ def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:
         )
         return ApiError(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
     return None
+
+
+def _scope_of(path: str) -> KeyScope:
+    """What a key must open to be used there."""
+    if path == _ACCESS:
+        return KeyScope.ACCESS
+    return KeyScope.OPERATE if path.startswith(_OPERATORS) else KeyScope.USE
 
 
 def _is_own_machine(scope: Scope) -> bool:

@@ -31,6 +31,8 @@ from molink.client.gateway.connections import (
 from molink.client.gateway.generating import Gateway
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.nodes.node_admin import NodeAdmin
+from molink.client.gateway.nodes.node_routes import add_nodes
 from molink.client.gateway.services.service_admin import OpenServices
 from molink.client.gateway.services.service_routes import add_services
 from molink.tracing import open_traces
@@ -136,6 +138,7 @@ async def serve_app(
     gatekeeper: Gatekeeper,
     serving: Serving,
     services: OpenServices | None = None,
+    nodes: NodeAdmin | None = None,
     kept: KeptResponses | None = None,
 ) -> None:
     """Serves the swarm on the socket until a signal comes. Without `kept` no response is kept."""
@@ -148,7 +151,8 @@ async def serve_app(
         aliases=serving.aliases,
         services=None if services is None else services.keeper,
     )
-    async with open_traces(serving.otlp_endpoint, "molink-gateway", {}) as traces, served as models:
+    traced = open_traces(serving.otlp_endpoint, "molink-gateway", {})
+    async with traced as traces, served as models:
         app = create_app(
             models,
             max_requests=serving.max_requests,
@@ -161,6 +165,8 @@ async def serve_app(
         add_traces(app, traces)
         if services is not None:
             add_services(app, services.admin, models, gatekeeper)
+        if nodes is not None:
+            add_nodes(app, nodes)
         if kept is not None:
             add_kept_responses(app, kept)
         add_origins(app, serving.origins)

@@ -25,6 +25,7 @@ from molink.commands import (
     with_logging,
 )
 from molink.logs import log_as_json
+from molink.peer.commands.access_command import add_access
 from molink.progress import Progress
 
 if TYPE_CHECKING:
@@ -375,3 +376,6 @@ def _call(command: str, folder: Path) -> dict[str, object]:
 
 def _print_json(content: dict[str, object]) -> None:
     print(json.dumps(content, indent=2))
+
+
+add_access(app, _serve, _folder)

@@ -33,6 +33,7 @@ from molink.peer.daemon.compute_setup import (
 )
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
 from molink.peer.daemon.partner_terms import partner_terms
 from molink.peer.daemon.reaching import open_reach, prefer_predicted_relays, with_mapped_ports
 from molink.peer.daemon.running import say
@@ -46,6 +47,7 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
@@ -68,10 +70,11 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Credentials, new_certificate
+from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
 from molink.tracing import open_traces
@@ -116,7 +119,10 @@ class Bootstrap:
         changed: asyncio.Event,
         report: Callable[[str], None],
         read_machine: ReadMachine | None,
+        commanded: CommandedPeer,
     ) -> None:
+        """`commanded` does what the operator orders, if the settings name one."""
+        self._commanded = commanded
         self._settings = settings
         self._state = state
         self._metrics = metrics
@@ -153,10 +159,8 @@ class Bootstrap:
         self._metrics.compare(step_times)
         spec, masked = model.spec, None
         name = settings.options.name or socket.gethostname()
-        resource = resource_of(identity.peer_id, name, spec)
-        traces = await stack.enter_async_context(
-            open_traces(settings.options.otlp_endpoint, "molink-peer", resource)
-        )
+        resource, collector = resource_of(identity.peer_id, name, spec), settings.options.otlp_endpoint
+        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
         self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
@@ -164,7 +168,9 @@ class Bootstrap:
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
+                OfferedCompute(
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                ),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -183,12 +189,7 @@ class Bootstrap:
             say(terms.problem)
         base = own_facts(
             identity,
-            PeerContact(
-                name,
-                discovery.addresses,
-                (address,),
-                certificate,
-            ),
+            PeerContact(name, discovery.addresses, (address,), certificate),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
@@ -200,7 +201,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
+                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)
@@ -250,6 +251,15 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
+    def _guesses(self) -> HeadGuesses | None:
+        """What tokens are guessed from where this peer is the head; None: they are not."""
+        draft = self._settings.options.draft
+        if draft == "off":
+            return None
+        guesses = HeadGuesses(tables=draft == "auto")
+        self._metrics.watch_guesses(guesses.counts)
+        return guesses
+
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
         listen, port = settings.listen, settings.options.grpc_port
@@ -261,11 +271,15 @@ class Bootstrap:
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
             memory_bytes=leases.memory.total_bytes,
-            wrap=PunchingHandler,
+            wrap=self._handling,
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
         )
+
+    def _handling(self, service: LinkHandler) -> LinkHandler:
+        operators = self._settings.options.operator or ()
+        return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's

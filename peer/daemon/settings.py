@@ -136,6 +136,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
             transmission_policy=_check_policy(merged.transmission_policy),
             offer_relay=_check_offer(merged.offer_relay),
             partner=_check_partner(merged.partner),
+            operator=tuple(map(_check_operator, merged.operator or ())),
         ),
         initial_peers=initial_peers,
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
@@ -291,6 +292,16 @@ def _check_partner(partner: str) -> str:
                 f"--partner {partner}: use auto, off, or a peer id such as `molink-peer status` shows"
             ) from error
     return partner
+
+
+def _check_operator(operator: str) -> str:
+    try:
+        public_key_of(operator)
+    except ValueError as error:
+        raise SettingsError(
+            f"--operator {operator}: use the identity that its gateway shows, such as 12D3KooW..."
+        ) from error
+    return operator
 
 
 def _rule(micro_batches: str | int) -> Rule:

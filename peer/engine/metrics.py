@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from molink.peer.engine.hop_traces import HopTraces
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.step_times import StepTimes
+from molink.peer.speculation.session_guesses import SourceCounts
 from molink.peer.wire.transport.line_quality import LineQuality, LinkQuality, MeasureLine
 
 MAX_LINKS = 32
@@ -81,6 +82,10 @@ class PeerMetrics:
     def watch_copies(self, describe: Callable[[], Mapping[str, float]]) -> None:
         """From now on each look at the registry shows second copies as `describe` does at that moment."""
         self.registry.register(_CopyCollector(describe))
+
+    def watch_guesses(self, counts: SourceCounts) -> None:
+        """From now on each look at the registry shows what was guessed here."""
+        self.registry.register(_GuessCollector(counts))
 
     def compare(self, step_times: StepTimes) -> None:
         """From now on each step is compared with what was predicted of it."""
@@ -205,6 +210,29 @@ class _CopyCollector(Collector):
             ("taken_over", "Lost hops whose place was taken with a copy"),
         ):
             yield CounterMetricFamily(f"molink_{key}", what, value=values[key])
+
+
+class _GuessCollector(Collector):
+    """Counters of the guesses of sessions whose head is here."""
+
+    def __init__(self, counts: SourceCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        counts = self._counts
+        trips = CounterMetricFamily(
+            "molink_guessing_trips", "Trips round circuits whose head is here and guesses"
+        )
+        trips.add_metric((), counts.trips)
+        yield trips
+        for name, what, by_source in (
+            ("molink_guesses", "Guesses that travelled, by source", counts.guessed),
+            ("molink_accepted_guesses", "Guesses that were right, by source", counts.accepted),
+        ):
+            family = CounterMetricFamily(name, what, labels=("source",))
+            for source, count in by_source.items():
+                family.add_metric((source,), count)
+            yield family
 
 
 class _LineCollector(Collector):

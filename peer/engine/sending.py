@@ -59,6 +59,15 @@ class FrameSender:
         sessions = tuple(token[0].key.session for token in tokens)
         return link is not None and link.post(message, traffic_class=TrafficClass.DECODE, sessions=sessions)
 
+    def send_guesses(self, session: ServedSession, step: int, payload: StepPayload) -> None:
+        """Tells the session's tail what was guessed for that step. Without an open link it draws one token."""
+        link, key = self._links.find(session.previous_peer_id), session.key
+        guess = pb.Guess(
+            session=key.session, epoch=key.epoch, step=step, token_ids=(payload.token_ids or ())[1:]
+        )
+        if link is not None:
+            link.post(pb.Guesses(guesses=[guess]), traffic_class=TrafficClass.DECODE, sessions=(key.session,))
+
     def send_window_update(self, peer_id: str, stepped: Sequence[Credit[ServedSession]]) -> bool:
         """Tells a previous hop what has been computed here; False: there is no open link."""
         link = self._links.find(peer_id)

@@ -66,6 +66,8 @@ class SessionPlan:
     """How activations travel out of each hop (see `codecs.py`)."""
     stages: tuple[PipelineStage, ...]
     """The circuit for predictions."""
+    speculates: bool = False
+    """Whether its head may guess tokens."""
 
     @property
     def circuit(self) -> Circuit:
@@ -91,8 +93,9 @@ class ServedSession(HopSession):
     def __init__(self, plan: SessionPlan, hop: int, owner: Link) -> None:
         """`owner` is the client's link."""
         place = HopPlace(
-            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop]
-        )
+            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop],
+            plan.prompt_tokens + plan.params.max_new_tokens,
+        )  # fmt: skip
         super().__init__(plan.key, place)
         self.plan = plan
         self.owner = owner
@@ -219,6 +222,7 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         vocabulary=spec.vocabulary_size,
         trace=descriptor.trace,
         trace_context=_read_trace_context(descriptor),
+        speculates=descriptor.speculates,
         prefix=_read_prefix(descriptor),
         encodings=encodings,
         stages=tuple(

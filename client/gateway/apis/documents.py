@@ -72,11 +72,19 @@ class CachedDetail(_Document):
     cached_tokens: int
 
 
+class GuessedDetail(_Document):
+    """Of the tokens that were guessed, those that became tokens of the answer, and the others."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageDetail(_Document):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedDetail
+    completion_tokens_details: GuessedDetail
 
 
 class CompletionLogprobs(_Document):
@@ -170,6 +178,14 @@ class ResponseDocument(BaseModel):
     model: str
     output: list[dict[str, JsonValue]]
     usage: dict[str, JsonValue]
+
+
+class DeletedDocument(_Document):
+    """What is not kept any longer."""
+
+    id: str
+    object: Literal["response.deleted"]
+    deleted: bool
 
 
 class MessagesUsage(_Document):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -81,6 +82,16 @@ class ServiceKeeper:
         """How many there are, in whatever state."""
         return len(self._services)
 
+    def needed_model(self) -> str | None:
+        """Returns the model whose services lack most circuits, as far as their gateways have said; None: none does."""
+        lacking: Counter[str] = Counter()
+        for service in self._services.values():
+            if service.state is not ServiceState.DELETING:
+                lacks = service.specification.minimum_circuits - self._circuits_of(service)
+                lacking[service.specification.model] += max(0, lacks)
+        model = max(lacking, key=lambda one: (lacking[one], one), default=None)
+        return model if model is not None and lacking[model] else None
+
     def knows(self, name: str) -> bool:
         """Whether there is a service of that name."""
         return name in self._services
@@ -134,6 +145,8 @@ class ServiceKeeper:
                 if not failed:
                     _log.warning("services cannot be read (%s)", error)
                 failed = True
+            except Exception as error:  # noqa: BLE001 - the boundary of a duty: services of others go on
+                report(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(SYNCS_EVERY_S):
                     await self._wake.wait()
@@ -180,6 +193,14 @@ class ServiceKeeper:
             report(error)  # it is begun again with the next look at the database
         else:
             self._wake.set()
+
+    def _circuits_of(self, service: Service) -> int:
+        """Circuits that a service has, as far as that is known here."""
+        served = self._served.get(service.name)
+        if service.owner_id != self.gateway_id or served is None:
+            return int(service.observed.get("held", 0)) + int(service.observed.get("in_use", 0))
+        swarm = served.swarm
+        return 0 if swarm is None else swarm.opened.held.count + swarm.in_use
 
     def served_of(self, name: str, specification: ServiceSpecification) -> ServedService:
         """Returns such a service, not opened."""

@@ -69,6 +69,18 @@ class GenerationMetrics:
         self._recomputed_tokens = Counter(
             "molink_gateway_recomputed_tokens", "Tokens computed again after losses", registry=registry
         )
+        self._trips = Counter(
+            "molink_gateway_trips",
+            "Trips round circuits that brought tokens of finished generations",
+            ("model",),
+            registry=registry,
+        )
+        self._guesses = Counter(
+            "molink_gateway_guesses",
+            "Tokens guessed in finished generations, by outcome: accepted or rejected",
+            ("model", "outcome"),
+            registry=registry,
+        )
         self._failures = Counter(
             "molink_gateway_failures",
             "Generations that ended with an error, by its code (no_circuit, peer_lost, swarm_unavailable, ...)",
@@ -82,6 +94,9 @@ class GenerationMetrics:
         self._tokens.labels(model, "prompt").inc(generation.prompt_tokens)
         self._tokens.labels(model, "cached").inc(generation.cached_tokens)
         self._tokens.labels(model, "generated").inc(len(generation.token_ids))
+        self._trips.labels(model).inc(generation.trips)
+        self._guesses.labels(model, "accepted").inc(generation.accepted_tokens)
+        self._guesses.labels(model, "rejected").inc(generation.guessed_tokens - generation.accepted_tokens)
         self._ttft_s.labels(model).observe(generation.ttft_s)
         if len(generation.token_ids) > 1:
             self._tpot_s.labels(model).observe(generation.tpot_s)

@@ -10,14 +10,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.gateways.gateway_keys import bearer, in_database
+from support.gateways.gateway_keys import bearer
+from support.gateways.operators import DEADLINE_S, ended, new_key, operating
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope, key_text
-from molink.client.gateway.accounts.database import Database
-from molink.client.gateway.accounts.key_store import KeyStore
+from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.client.local.local_gateway import LocalGateway
 from molink.peer.daemon.control import call_peer
 from molink.peer.memory.lease_table import IDLE_S
@@ -25,32 +24,9 @@ from molink.peer.memory.lease_table import IDLE_S
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 SERVICES = "/admin/v1/services"
-DEADLINE_S = 90.0
 PROMPT = "ROMEO:"
 NEW_TOKENS = 16
 ASKED = {"name": "poet", "model": BUNDLED, "parameters": {"temperature": 0, "max_tokens": NEW_TOKENS}}
-
-
-async def operator_key(state_dir: Path) -> str:
-    async def create(database: Database) -> str:
-        made = await KeyStore(database).create(
-            "operator", scopes=frozenset({KeyScope.OPERATE}), limits=KeyLimits()
-        )
-        return key_text(made[0].id, made[1])
-
-    return await in_database(None, state_dir, create)
-
-
-def operating(gateway: LocalGateway, key: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, timeout=DEADLINE_S, headers=bearer(key))
-
-
-async def ended(http: httpx.AsyncClient, operation: dict[str, Any]) -> dict[str, Any]:
-    async with asyncio.timeout(DEADLINE_S):
-        while operation["state"] == "running":
-            await asyncio.sleep(0.1)
-            operation = (await http.get(f"/admin/v1/operations/{operation['id']}")).json()
-    return operation
 
 
 async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
@@ -91,7 +67,7 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
     swarm: ForkedSwarm, references: References, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    key = await operator_key(tmp_path / "log.state")
+    key = await new_key(tmp_path / "log.state", KeyScope.OPERATE)
     folder = bundled_folder()
     expected = references.text(folder, references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS))
     async with LocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
