@@ -33,8 +33,8 @@ def _command(program: str) -> Any:  # noqa: ANN401 - typer's own kind of click
 
 
 def fault_of(words: Sequence[str]) -> str | None:
-    """What the program says of a command line that it does not take; None if it does. Nothing is run. Variables that are
-    assigned before the program are its environment."""
+    """What the program says of a command line that it does not take; None if it does. Nothing is run. What is assigned
+    before the program is its environment."""
     at = next(at for at, word in enumerate(words) if not _ASSIGNS.fullmatch(word))
     environment = dict(word.split("=", 1) for word in words[:at])
     with patch.dict(os.environ, environment):
@@ -69,8 +69,8 @@ def commands_in(text: str) -> Iterator[list[str]]:
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         for part in re.split(r"\$\(|;|&&|\|\||\|| -- ", line.removeprefix("$ ")):
             words = _words(part)
-            at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in PROGRAMS), None)
-            if at is not None and all(map(_ASSIGNS.fullmatch, words[:at])):
+            at = next((at for at, word in enumerate(words) if not _ASSIGNS.fullmatch(word)), None)
+            if at is not None and words[at].rpartition("/")[2] in PROGRAMS:
                 end = next((end for end, word in enumerate(words) if word in _ENDS), len(words))
                 yield [*words[:at], words[at].rpartition("/")[2], *words[at + 1 : end]]
 
