@@ -77,4 +77,4 @@ async def test_where_only_others_are_served_the_owner_is_told_what_to_type_and_n
         assert hub.asked == []
     assert "start with --model evil/model" in str(refused.value)
     assert str(trap) not in str(refused.value)
-    assert set(BUNDLED_CONTENT) == {BUNDLED}
+    assert set(BUNDLED_CONTENT) == {BUNDLED, f"{BUNDLED}-draft"}
