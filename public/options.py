@@ -110,6 +110,14 @@ class Configuration:
             Bounds(min_length=1, max_length=32),
         ),
     ] = None
+    operator: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to tell how its machine "
+            "is; may be given again. Nobody's, unless told.",
+            "ID",
+        ),
+    ] = None
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None
@@ -155,6 +163,15 @@ class Configuration:
             Bounds(ge=1, le=64),
         ),
     ] = 32
+    draft: Annotated[
+        str,
+        Option(
+            "What tokens are guessed from where this peer is the head: a session's text; with auto its client's "
+            "earlier generations too, and with a small model what that says.",
+            "auto|off|lookup|ID_OR_PATH",
+            Bounds(min_length=1),
+        ),
+    ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),
@@ -172,6 +189,16 @@ class Configuration:
     metrics_port: Annotated[
         int | None, Option("Serve /metrics for Prometheus to this machine; 0: any free port.", "N", PORT)
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Option(
+            "Send traces of requests that ask for it to this OpenTelemetry collector, such as http://127.0.0.1:4318.",
+            "URL",
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"], Option("What stands on stderr: text, or a JSON object in each line.")
+    ] = "text"
     transmission_policy: Annotated[
         str, Option("What leaves this machine first: molink, or a rival to measure.", "NAME")
     ] = "molink"

@@ -51,10 +51,10 @@ class HeldCircuit:
     def planned(self) -> PlannedRoute:
         return PlannedRoute(self._circuit.route, self._circuit.peers)
 
-    def begin(self) -> None:
+    def begin(self, renewed_every_s: float = RENEWED_EVERY_S) -> None:
         """Holds it from now on."""
         self._builder.connection.register(self._template.session, self)
-        self._keeping = asyncio.create_task(self._keep(), name="hold a circuit")
+        self._keeping = asyncio.create_task(self._keep(renewed_every_s), name="hold a circuit")
         for link in self._circuit.links:
             if link.closed_because is not None:
                 self.on_link_closed(link.peer_id, link.closed_because)
@@ -88,10 +88,10 @@ class HeldCircuit:
             self._builder.report_failure(self._circuit, peer_id)
             self._on_lost(self, f"{peer_id} is gone: {as_said(reason)}")
 
-    async def _keep(self) -> None:
+    async def _keep(self, renewed_every_s: float) -> None:
         try:
             while True:
-                await asyncio.sleep(RENEWED_EVERY_S)
+                await asyncio.sleep(renewed_every_s)
                 await self._renew()
         except HopRefused as refused:
             self._on_lost(self, str(refused))
@@ -116,8 +116,9 @@ class HeldCircuit:
 class HeldCircuits:
     """Circuits of one model that are held. A generation that begins takes one of them."""
 
-    def __init__(self, builder: CircuitBuilder) -> None:
+    def __init__(self, builder: CircuitBuilder, renewed_every_s: float = RENEWED_EVERY_S) -> None:
         self._builder = builder
+        self._renewed_every_s = renewed_every_s
         self._held: list[HeldCircuit] = []
         self.changed = asyncio.Event()
         """Set when one was taken or lost; whoever holds them clears it."""
@@ -141,7 +142,7 @@ class HeldCircuits:
         circuit = await builder.build(circuits, first, template, 1, KeptLeases(), report)
         held = HeldCircuit(builder, circuit, template, self._lose)
         self._held.append(held)
-        held.begin()
+        held.begin(self._renewed_every_s)
 
     def take(self) -> PlannedRoute | None:
         """Gives the leases of one back, to whoever asks for them next; returns its route. None: none is held."""

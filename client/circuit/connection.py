@@ -91,7 +91,7 @@ class SwarmConnection:
         self.links.newest_facts = self._newest_facts
         self.links.dialler.is_member = lambda peer_id: self._newest_facts(peer_id) is not None
         self.probes = ReachabilityProbes(self.links)
-        self._initial_peers = tuple(initial_peers)
+        self.initial_peers = tuple(initial_peers)
         self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
         """Those whom the user named."""
         self._discovery: SwarmView = (
@@ -207,11 +207,11 @@ class SwarmConnection:
     async def _swarm_ranges(self) -> Ranges:
         """Returns the networks that the swarm is in: where the user said that it is, and where the peers are that he
         named."""
-        if not self._initial_peers:
+        if not self.initial_peers:
             return ANYWHERE
         named = [view.facts for view in self.snapshot() if view.peer_id in self.initial_peer_ids]
         announced = [address for facts in named for address in facts.grpc_addresses]
-        return await swarm_ranges((*self._initial_peers, *announced))
+        return await swarm_ranges((*self.initial_peers, *announced))
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -13,11 +13,13 @@ import typer
 from molink import commands
 from molink.client.commands import options
 from molink.client.gateway.key_commands import DatabaseUrl, keys_app, usage
+from molink.client.gateway.nodes.node_commands import nodes_app
 from molink.client.gateway.services.service_commands import services_app
 from molink.client.gateway.shares import LOCAL, user_of
 from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
-from molink.configuration import SettingsError, check_address
+from molink.configuration import SettingsError, check_address, checked_otlp_endpoint, configured
+from molink.logs import log_as_json
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -32,6 +34,7 @@ _app = typer.Typer(
 
 _app.add_typer(keys_app)
 _app.add_typer(services_app)
+_app.add_typer(nodes_app)
 _app.command(epilog=example("molink-gateway usage --days 7"))(usage)
 
 
@@ -102,6 +105,8 @@ def serve(
             help="Keep what /v1/responses answers for so long, for requests that go on from it; nothing, unless told.",
         ),
     ] = None,
+    otlp_endpoint: Annotated[str | None, commands.option("otlp_endpoint")] = None,
+    log_format: Annotated[str | None, commands.option("log_format")] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -126,6 +131,8 @@ def serve(
         _require_no_options(context)
         return
     start_logging(verbose=verbose, debug=debug)
+    if configured("log_format", log_format) == "json":
+        log_as_json()
     serving = {
         "max_requests": max_requests,
         "waiting_s": queue_timeout,
@@ -135,6 +142,7 @@ def serve(
         "all_models": model is None,
         "keep_responses_hours": keep_responses,
         "aliases": _checked_aliases(alias or ()),
+        "otlp_endpoint": checked_otlp_endpoint(configured("otlp_endpoint", otlp_endpoint)),
     }
     try:
         listener = _listen(host, port)
@@ -198,7 +206,10 @@ async def _serve(
     from molink.client.gateway.accounts.opening import opened_accounts
     from molink.client.gateway.apis.kept_responses import KeptResponses
     from molink.client.gateway.kept_identity import default_folder, gateway_identity
+    from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
+    from molink.client.gateway.nodes.node_store import NodeStore
     from molink.client.gateway.server import Serving, serve_app
+    from molink.client.gateway.services.operation_store import OperationStore
     from molink.client.gateway.services.service_admin import opened_services
 
     async with opened_accounts(database, state_dir or default_folder()) as accounts:
@@ -208,16 +219,35 @@ async def _serve(
 
         swarm = AsyncSwarm(model, **swarm_options)
         swarm.text_work = TextProcesses
+        options = Serving(**serving)
         with gateway_identity(state_dir) as swarm.identity:
+            own_id = swarm.identity.peer_id
+            terms = AccessTerms(own_id, options.invites, _swarm_key_line(swarm_options["swarm_key"]))
+            operations = OperationStore(accounts.database)
             async with (
                 swarm,
-                opened_services(
-                    swarm, accounts.database, swarm.identity.peer_id, serving["waiting_s"]
-                ) as services,
+                opened_services(swarm, accounts.database, own_id, options.waiting_s) as services,
+                NodeAdmin(
+                    swarm, NodeStore(accounts.database), operations, terms, services.keeper.needed_model
+                ) as nodes,
             ):
-                hours = serving["keep_responses_hours"]
+                hours = options.keep_responses_hours
                 kept = None if hours is None else KeptResponses(accounts.database, hours)
-                await serve_app(swarm, listener, accounts.gatekeeper, Serving(**serving), services, kept)
+                await serve_app(swarm, listener, accounts.gatekeeper, options, services, nodes, kept)
+
+
+def _swarm_key_line(path: Path | None) -> str | None:
+    """What machines that register need of a private swarm's key; None: the swarm is open, or the key is not usable,
+    which whoever opens the swarm says."""
+    from molink.configuration import read_configuration
+    from molink.dht.identity.key_file import KeyFileError
+    from molink.dht.identity.swarm_key import SwarmKey
+
+    path = path or read_configuration().swarm_key
+    try:
+        return None if path is None else SwarmKey.load(Path(path)).line
+    except (KeyFileError, OSError):
+        return None
 
 
 def _say_who_may_use_it(listener: socket.socket, gatekeeper: "Gatekeeper", *, public: bool) -> None:

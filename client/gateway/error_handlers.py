@@ -27,6 +27,7 @@ from molink.client.gateway.accounts.errors import (
     KeyRefused,
     NotPermitted,
     QuotaExceeded,
+    TokenUsed,
     UnknownResponse,
 )
 from molink.client.gateway.services.service import (
@@ -72,14 +73,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 HANDLED: Final[tuple[type[Exception], ...]] = (
     *(SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError),
     *(KeyRefused, NotPermitted, DemandTooLarge, QuotaExceeded, AccountsUnavailable),
-    *(
-        OperatorKeyMissing,
-        ServiceExists,
-        ServiceNotPossible,
-        ServiceNotReady,
-        UnknownService,
-        UnknownResponse,
-    ),
+    *(OperatorKeyMissing, ServiceExists, ServiceNotPossible, ServiceNotReady, UnknownService),
+    *(TokenUsed, UnknownResponse),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
 
@@ -211,16 +206,20 @@ def _service_refusal(error: BaseException) -> ApiError | None:
     message = plain(str(error))[:_MOST_CHARACTERS]
     match error:
         case UnknownService() | UnknownResponse():
-            return ApiError(404, message, _INVALID, "not_found")
+            failure = ApiError(404, message, _INVALID, "not_found")
         case ServiceExists():
-            return ApiError(409, message, _INVALID, "already_exists", "name")
+            failure = ApiError(409, message, _INVALID, "already_exists", "name")
+        case TokenUsed():
+            failure = ApiError(409, message, _INVALID, "token_used")
         case OperatorKeyMissing():
-            return ApiError(409, message, _INVALID, "operator_key_missing")
+            failure = ApiError(409, message, _INVALID, "operator_key_missing")
         case ServiceNotPossible():
-            return ApiError(503, message, _SERVER, "no_capacity", "resources")
+            failure = ApiError(503, message, _SERVER, "no_capacity", "resources")
         case ServiceNotReady():
-            return ApiError(503, message, _SERVER, "service_not_ready", headers=_retry_after(1.0))
-    return None
+            failure = ApiError(503, message, _SERVER, "service_not_ready", headers=_retry_after(1.0))
+        case _:
+            return None
+    return failure
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -60,7 +60,10 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is, for the operator.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option(metavar="use|operate", help="What it opens; repeat it for several. Use, unless told."),
+        typer.Option(
+            metavar="use|operate|access",
+            help="What it opens; repeat it for several. Use, unless told; access registers one machine as a node.",
+        ),
     ] = None,
     expires: Annotated[
         str | None,
@@ -87,7 +90,7 @@ def create(
     try:
         scopes = frozenset(KeyScope(one) for one in scope or [KeyScope.USE])
     except ValueError:
-        raise CommandFailed("--scope is use or operate", EXIT_USAGE) from None
+        raise CommandFailed("--scope is use, operate or access", EXIT_USAGE) from None
     limits = KeyLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,

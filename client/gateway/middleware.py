@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -13,8 +14,9 @@ from molink.client.gateway.accounts.errors import KeyRefused, NotPermitted
 from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller, Gatekeeper
 from molink.client.gateway.connections import BODY_WITHIN_S
 from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
-from molink.client.gateway.metrics import Metrics
 from molink.client.gateway.shares import LOCAL, FairShares, host_is_allowed, host_of, user_of
+from molink.client.gateway.telemetry.metrics import Metrics
+from molink.client.gateway.telemetry.request_traces import log_request
 
 MAX_BODY_BYTES: Final = 2**20
 UNFINISHED_BYTES: Final = 2**26
@@ -25,6 +27,8 @@ _NO_KEY_NEEDED: Final = frozenset({"/", "/healthz", "/readyz"})
 """For what watches the process, and for browsers: neither has a key. The page holds nothing but itself."""
 _PAGE_FILES: Final = "/page/"
 _ADMIN: Final = "/admin"
+_ACCESS: Final = "/admin/v1/nodes/access"
+"""Where a machine registers with its token."""
 _OPERATORS: Final = ("/metrics", _ADMIN)
 _FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers of a proxy: whoever it speaks for may be anywhere."""
@@ -60,6 +64,7 @@ class RequestMiddleware:
             return
         status, request_id = 0, _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
+        began_s = time.monotonic()
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -80,7 +85,9 @@ class RequestMiddleware:
         finally:
             known = scope["path"] if scope["path"] in self._paths else "unmatched"
             route = getattr(scope.get("route"), "path", known)
-            self._metrics.answered(str(route), scope["method"], status or 499)
+            status, took_s = status or 499, time.monotonic() - began_s
+            self._metrics.answered(str(route), scope["method"], status, took_s)
+            log_request(request_id.decode(), scope["method"], str(route), status, took_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | ApiError | None = _fault_of(scope, self._allowed_hosts)
@@ -118,7 +125,7 @@ class RequestMiddleware:
         except KeyRefused as error:
             self._metrics.refused(f"key_{error.fault}")
             raise
-        caller.require_scope(KeyScope.OPERATE if scope["path"].startswith(_OPERATORS) else KeyScope.USE)
+        caller.require_scope(_scope_of(scope["path"]))
         if caller.key is None and scope["path"].startswith(_ADMIN) and not _is_own_machine(scope):
             raise NotPermitted(
                 "Without keys, only this machine's own user may operate this gateway. Make a key with "
@@ -181,6 +188,13 @@ def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:
         )
         return ApiError(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
     return None
+
+
+def _scope_of(path: str) -> KeyScope:
+    """What a key must open to be used there."""
+    if path == _ACCESS:
+        return KeyScope.ACCESS
+    return KeyScope.OPERATE if path.startswith(_OPERATORS) else KeyScope.USE
 
 
 def _is_own_machine(scope: Scope) -> bool:

@@ -36,7 +36,7 @@ class SwarmKey:
             FileExistsError: there is a file of that name already; it is left as it is.
         """
         key = cls.generate()
-        write_key_file(path, f"{_PREFIX}{key.secret.hex()}\n".encode())
+        key.write(path)
         return key
 
     @classmethod
@@ -57,6 +57,23 @@ class SwarmKey:
                 f"Copy it again from a member of the swarm, or make a new one with `molink-peer swarm-key`"
             )
         return cls(bytes.fromhex(line.group(1)))
+
+    @property
+    def line(self) -> str:
+        """What its file holds, without the end of the line."""
+        return f"{_PREFIX}{self.secret.hex()}"
+
+    @classmethod
+    def of_line(cls, line: str) -> "SwarmKey":
+        """Returns the key that a line of a file holds. Raises `ValueError` if that is none."""
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise ValueError("that is no swarm key")
+        return cls(bytes.fromhex(found.group(1)))
+
+    def write(self, path: Path) -> None:
+        """Makes its file. Raises `FileExistsError` and `OSError` as `write_new`."""
+        write_key_file(path, f"{self.line}\n".encode())
 
     @property
     def libp2p_psk(self) -> str:

@@ -31,8 +31,10 @@ from molink.peer.daemon.compute_setup import (
     open_compute_setup,
     planned_memory,
 )
+from molink.peer.daemon.draft import guesses_of
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
 from molink.peer.daemon.partner_terms import partner_terms
 from molink.peer.daemon.reaching import open_reach, prefer_predicted_relays, with_mapped_ports
 from molink.peer.daemon.running import say
@@ -46,6 +48,8 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.guessing import HeadGuesses
+from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
@@ -67,12 +71,14 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Credentials, new_certificate
+from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
+from molink.tracing import open_traces
 
 _log = logging.getLogger(__name__)
 
@@ -114,13 +120,17 @@ class Bootstrap:
         changed: asyncio.Event,
         report: Callable[[str], None],
         read_machine: ReadMachine | None,
+        commanded: CommandedPeer,
     ) -> None:
+        """`commanded` does what the operator orders, if the settings name one."""
+        self._commanded = commanded
         self._settings = settings
         self._state = state
         self._metrics = metrics
         self._changed = changed
         self._report = report
         self._read_machine = read_machine
+        self._guesses: HeadGuesses | None = None
 
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
@@ -144,19 +154,26 @@ class Bootstrap:
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
+        settings = self._with_guesses(model)
         computing, leases = await self._computing(stack, model, devices)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         spec, masked = model.spec, None
+        name = settings.options.name or socket.gethostname()
+        resource, collector = resource_of(identity.peer_id, name, spec), settings.options.otlp_endpoint
+        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
+        self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
         serving = await stack.enter_async_context(
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
+                OfferedCompute(
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
+                ),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -175,12 +192,7 @@ class Bootstrap:
             say(terms.problem)
         base = own_facts(
             identity,
-            PeerContact(
-                settings.options.name or socket.gethostname(),
-                discovery.addresses,
-                (address,),
-                certificate,
-            ),
+            PeerContact(name, discovery.addresses, (address,), certificate),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
@@ -192,7 +204,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
+                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)
@@ -242,6 +254,16 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
+    def _with_guesses(self, model: LocalModel) -> JoinSettings:
+        """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
+        settings = self._settings
+        self._guesses, taken_bytes = guesses_of(settings.options.draft, model, settings.memory_bytes)
+        if self._guesses is not None:
+            self._metrics.watch_guesses(self._guesses.counts)
+        if settings.memory_bytes is not None:
+            self._settings = replace(settings, memory_bytes=settings.memory_bytes - taken_bytes)
+        return self._settings
+
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
         listen, port = settings.listen, settings.options.grpc_port
@@ -253,11 +275,15 @@ class Bootstrap:
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
             memory_bytes=leases.memory.total_bytes,
-            wrap=PunchingHandler,
+            wrap=self._handling,
             folder=self._state.path,
             copies=settings.options.partner != "off",
             roles=Roles(settings.options.roles),
         )
+
+    def _handling(self, service: LinkHandler) -> LinkHandler:
+        operators = self._settings.options.operator or ()
+        return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's

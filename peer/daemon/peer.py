@@ -6,16 +6,20 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
+from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
+from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
-from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
+from molink.peer.device.machine_status import describe_machine, read_machine_status
+from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.ranks.processes import RanksLost
@@ -63,7 +67,7 @@ class Peer:
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
-        self._bootstrap = Bootstrap(settings, state, self.metrics, self._changed, report, read_machine)
+        self._bootstrap = Bootstrap(settings, state, self.metrics, self._changed, report, read_machine, self)
         self._parts: PeerParts | None = None
 
     async def run(self, on_ready: Callable[["Peer"], None]) -> None:
@@ -76,6 +80,7 @@ class Peer:
         try:
             async with AsyncExitStack() as stack:
                 parts = self._parts = await self._bootstrap.open(stack)
+                self.metrics.watch_serving(parts.model.spec.name, self._serving_state)
                 await parts.announcer.announce(facts_too=True)
                 await stack.enter_async_context(
                     LocalPresence(
@@ -96,6 +101,7 @@ class Peer:
         except (
             KeyFileError,
             CheckpointNotFound,
+            DraftUnusable,
             StoreError,
             WeightsError,
             QuantizationUnavailable,
@@ -123,6 +129,14 @@ class Peer:
         parts = self._parts
         if parts is None:
             return {"ready": False}
+        swarm = describe_swarm(parts.discovery.snapshot(silent=True))
+        return {**self._own_status(parts), **describe_line(parts.serving.measure_line()), **swarm}
+
+    def own_status(self) -> dict[str, object]:
+        """This peer alone, JSON-ready: soon told, however large the swarm is."""
+        return {"ready": False} if self._parts is None else self._own_status(self._parts)
+
+    def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {
             "ready": True,
             "peer_id": parts.announcer.facts.peer_id,
@@ -135,14 +149,81 @@ class Peer:
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.gate.is_closed,
             "paused": parts.pausing.paused_for,
+            "computed_tokens": self.metrics.rows,
+            "operators": list(self._settings.options.operator or ()),
             "sent_activation_bytes": self.metrics.activation_bytes,
+            "memory": {
+                "total_bytes": parts.leases.memory.total_bytes,
+                "free_weight_bytes": parts.leases.free_weight_bytes,
+                "free_kv_bytes": parts.leases.free_kv_bytes,
+            },
             "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
             **({} if parts.serving.copying is None else parts.serving.copying.describe()),
             **({} if parts.serving.roles is None else parts.serving.roles.describe()),
-            **describe_line(parts.serving.measure_line()),
-            **describe_swarm(parts.discovery.snapshot(silent=True)),
         }
+
+    async def report(self) -> dict[str, Any]:
+        """How this peer and its machine are, for its operator."""
+        parts = self._serving_parts()
+        facts, leases = parts.announcer.facts, parts.leases
+        return {
+            "peer_id": facts.peer_id,
+            "name": facts.name,
+            "version": facts.version,
+            "model": parts.model.spec.name,
+            "spans": [[span.start, span.stop] for span in leases.held],
+            "sessions": len(leases.leases),
+            "draining": leases.gate.is_closed,
+            "leaving": self._leaving.is_set(),
+            "paused": parts.pausing.paused_for,
+            "addresses": [*facts.addresses, *facts.grpc_addresses],
+            "machine": await asyncio.to_thread(describe_machine),
+            "load": await asyncio.to_thread(read_machine_status),
+        }
+
+    async def drain(self) -> dict[str, Any]:
+        """Takes nothing new, and has its sessions go over to others or end; it stays in the swarm."""
+        parts = self._serving_parts()
+        parts.leases.gate.drain()
+        parts.serving.say_leaving(DRAIN_S, "its operator drains it")
+        await parts.announcer.announce()
+        return {"sessions": len(parts.leases.leases)}
+
+    async def resume(self) -> dict[str, Any]:
+        """Takes new sessions again, after it was drained."""
+        parts = self._serving_parts()
+        if self._leaving.is_set():
+            raise OrderRefused("this peer is leaving already")
+        parts.leases.gate.reopen("draining")
+        await parts.announcer.announce()
+        return {"sessions": len(parts.leases.leases)}
+
+    async def depart(self) -> dict[str, Any]:
+        """Leaves the swarm once its sessions have ended, within DRAIN_S; then the program ends."""
+        parts = self._serving_parts()
+        say("Leaving, as its operator orders")
+        self.leave()
+        return {"sessions": len(parts.leases.leases)}
+
+    def _serving_parts(self) -> PeerParts:
+        if self._parts is None:
+            raise OrderRefused("this peer is still starting")
+        return self._parts
+
+    def _serving_state(self) -> ServingState:
+        parts = self._parts
+        if parts is None:
+            raise RuntimeError("the peer does not serve yet")
+        return ServingState(
+            sessions=len(parts.leases.leases),
+            layers=sum(span.stop - span.start for span in parts.leases.held),
+            queued_steps=parts.serving.stepper.queued,
+            free_weight_bytes=parts.leases.free_weight_bytes,
+            free_kv_bytes=parts.leases.free_kv_bytes,
+            is_draining=parts.leases.gate.is_closed,
+            is_paused=parts.pausing.paused_for is not None,
+        )
 
     async def _say_ready(self, parts: PeerParts, on_ready: Callable[["Peer"], None]) -> None:
         """Once others have a way to this peer."""

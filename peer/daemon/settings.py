@@ -17,6 +17,7 @@ from molink.configuration import (
     check_address,
     check_given,
     check_http_proxy,
+    checked_otlp_endpoint,
     configuration_path,
     environment_initial_peers,
     is_loopback,
@@ -131,9 +132,11 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
             device=_check_device(merged.device),
             announce=_check_announce(_bare(announced_host)),
             http_proxy=check_http_proxy(merged.http_proxy),
+            otlp_endpoint=checked_otlp_endpoint(merged.otlp_endpoint),
             transmission_policy=_check_policy(merged.transmission_policy),
             offer_relay=_check_offer(merged.offer_relay),
             partner=_check_partner(merged.partner),
+            operator=tuple(map(_check_operator, merged.operator or ())),
         ),
         initial_peers=initial_peers,
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
@@ -289,6 +292,16 @@ def _check_partner(partner: str) -> str:
                 f"--partner {partner}: use auto, off, or a peer id such as `molink-peer status` shows"
             ) from error
     return partner
+
+
+def _check_operator(operator: str) -> str:
+    try:
+        public_key_of(operator)
+    except ValueError as error:
+        raise SettingsError(
+            f"--operator {operator}: use the identity that its gateway shows, such as 12D3KooW..."
+        ) from error
+    return operator
 
 
 def _rule(micro_batches: str | int) -> Rule:

@@ -1,14 +1,27 @@
 """Guesses of a session's tokens as token ids: at its head from whoever guesses, at its tail as the head has said."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
+from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
+from molink.peer.speculation.draft_model import DraftModel
+from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
+from molink.peer.speculation.ngram_tables import ClientTables
+from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards.spec import GUESSES, ModelSpec
 
+MOST_KEPT_TOKENS: Final = 512 * 1024
+"""Of all sessions' texts and predictions: some 60 MB."""
+DRAFTED_SESSIONS: Final = 16
+"""For so many a draft model's KV caches are in the peer's memory; others are guessed without."""
+MOST_SCOPE_BYTES: Final = 16
+MOST_PREDICTION_TOKENS: Final = 64 * 1024
 WANTS_NONE: Final = "its client wants no guesses"
 
 
@@ -18,15 +31,19 @@ class TokenGuesses(Protocol):
     def extend(self, token_ids: Sequence[int]) -> None:
         """The sequence goes on with these for certain; at first these are all that there are."""
 
-    def propose(self, most: int) -> tuple[int, ...]:
-        """The tokens that may come next, at most so many."""
+    @property
+    def begun(self) -> TripBegun:
+        """What was proposed last."""
+
+    def propose(self, most: int, load: TripLoad) -> tuple[int, ...]:
+        """The tokens that travel with the next trip, at most so many, beside that load."""
 
     def record(self, guessed: int, accepted: int) -> None:
         """Of so many guesses that travelled so many were right: the first ones."""
 
 
-GuessesOf: TypeAlias = Callable[[ServedSession], TokenGuesses | None]
-"""Who guesses the tokens of a session whose head is here; None: nobody."""
+GuessesOf: TypeAlias = Callable[[ServedSession, pb.Start], TokenGuesses | None]
+"""Who guesses the tokens of a session whose head is here, and that is started so; None: nobody."""
 
 
 class StepGuesser:
@@ -44,13 +61,60 @@ class StepGuesser:
             self.source.record(guessed, len(tokens) - 1)
         self.travelling = ()
 
-    def propose(self, last: StepPayload, most: int) -> tuple[StepPayload, int]:
+    def propose(self, last: StepPayload, most: int, load: TripLoad) -> tuple[StepPayload, TripBegun]:
         """As `Guesser.propose`."""
-        guesses = self.source.propose(most)[:most] if most else ()
-        if not guesses or max(guesses) >= self._vocabulary:
-            return last, 0
+        guesses = self.source.propose(most, load)[:most]
+        if guesses and max(guesses) >= self._vocabulary:
+            return last, NO_GUESSES
+        trip = replace(self.source.begun, guesses=len(guesses))
         self.travelling = guesses
-        return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)), len(guesses)
+        return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)) if guesses else last, trip
+
+
+class HeadGuesses:
+    """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
+
+    def __init__(self, *, tables: bool, draft: DraftModel | None = None, fixed: int | None = None) -> None:
+        """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
+        itself. `draft` guesses too, for DRAFTED_SESSIONS at a time. `fixed`: always so many travel, to compare with;
+        None: as many as pay."""
+        self._draft = draft
+        self._drafted: set[ServedSession] = set()
+        self._fixed = fixed
+        self._tables = ClientTables() if tables else None
+        self._read: dict[ServedSession, int] = {}
+        """By session: at most how many tokens are kept to look things up in."""
+        self.counts = SourceCounts()
+        """Of all sessions, those that have ended too."""
+
+    def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
+        """None: as many tokens are kept as may be."""
+        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
+        plan, prediction = session.plan, start.prediction
+        tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
+        if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
+            return None
+        self._read[session] = tokens
+        self._drafted = {one for one in self._drafted if not one.ended}
+        draft = self._draft if len(self._drafted) < DRAFTED_SESSIONS else None
+        if draft is not None:
+            self._drafted.add(session)
+        tables, owner = self._tables, session.owner.peer_id
+        table = None if tables is None else tables.of_client(owner, start.guess_scope)
+        sampled = plan.params.temperature > 0
+        return SessionGuesses(
+            table, prediction, plan.stages, draft, sampled=sampled, fixed=self._fixed, totals=self.counts
+        )
+
+
+def check_hints(start: pb.Start, spec: ModelSpec) -> None:
+    """Raises ProtocolError if what a client says of tokens to come is more than may be, or not of the model."""
+    if len(start.prediction) > MOST_PREDICTION_TOKENS or len(start.guess_scope) > MOST_SCOPE_BYTES:
+        raise ProtocolError(
+            f"a start has at most {MOST_PREDICTION_TOKENS} predicted tokens and a scope of {MOST_SCOPE_BYTES} bytes"
+        )
+    if start.prediction and max(start.prediction) >= spec.vocabulary_size:
+        raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
 
 
 def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:

@@ -99,6 +99,8 @@ class FrameSender:
             compute_us=round(output.compute_s * 1e6),
             link_rtt_us=round(link.rtt_ms * 1000) if link is not None and link.rtt_ms is not None else 0,
         )
+        if self._metrics.traces is not None:
+            self._metrics.traces.record_step(one.session, timing)
         return (*one.payload.timings, timing)
 
     def _post(self, link: Link, frame: StepFrame) -> bool:

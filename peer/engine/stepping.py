@@ -15,7 +15,7 @@ from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, why_no_guesses
+from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, why_no_guesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
@@ -70,7 +70,7 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
-        self._source_of: GuessesOf = lambda _: None
+        self._source_of: GuessesOf = lambda _, __: None
         self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
         """What the draws here depend on beside logits."""
         self._told: set[str] = set()
@@ -141,12 +141,12 @@ class Stepper:
         """Who guesses the tokens of sessions whose head is here; None of one of which nobody does."""
         self._source_of = source_of
 
-    def _begin_guessing(self, session: ServedSession, tokens: Sequence[int]) -> None:
-        """So far the sequence has these tokens."""
+    def _begin_guessing(self, session: ServedSession, start: pb.Start) -> None:
+        """The session begins so."""
         if why_no_guesses(session, self._engine.spec) is None:
-            source = self._source_of(session)
+            source = self._source_of(session, start)
             if source is not None:
-                source.extend(tokens)
+                source.extend(start.token_ids)
                 session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
 
     def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
@@ -191,9 +191,10 @@ class Stepper:
             raise ProtocolError(f"this hop's KV cache cannot go on from position {start.position}")
         if max(tokens) >= spec.vocabulary_size:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
+        check_hints(start, spec)
         computed = tokens[start.position :]
         self.draws.learn(session, 0, tokens)
-        self._begin_guessing(session, tokens)
+        self._begin_guessing(session, start)
         if session.inputs is not None:
             session.inputs.record(0, token_rows(tokens[: start.position]))
         self._handle(

@@ -26,6 +26,7 @@ from molink.peer.hop.session import (
 from molink.peer.hop.speculation import fault_of_guesses, fault_of_trip, most_guesses, trips_of
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.trip_load import NO_GUESSES
 
 
 class HopCore(Generic[Session, Payload]):
@@ -312,16 +313,16 @@ class HopCore(Generic[Session, Payload]):
             self._begin_step(session, step, payload, now_s)
 
     def _begin_step(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
-        """Queues a decode step of the head's session: its last token, and guesses behind that. An epoch that is to be
-        over ends with a step without, so that every hop knows what of it was accepted."""
-        progress, guesses = session.progress, 0
+        """Queues a decode step: a token, and guesses; none at an epoch's end, so that hops know what it holds."""
+        progress, trip = session.progress, NO_GUESSES
         if progress.guesser is not None and not progress.moves:
             most = most_guesses(session, self._settings.most_step_tokens)
-            payload, guesses = progress.guesser.propose(payload, most)
-            if guesses and not session.is_tail:
+            payload, trip = progress.guesser.propose(payload, most, self._head.load_of(session))
+            if trip.guesses and not session.is_tail:
                 self._effects.append(events.SendGuesses(session, step, payload))
-        progress.guesses = guesses
-        rows = session, step, 1 + guesses, 1 + guesses, False, progress.history_tokens - 1, payload
+        self._head.record_begun(session, trip)
+        progress.guesses = trip.guesses
+        rows = session, step, 1 + trip.guesses, 1 + trip.guesses, False, progress.history_tokens - 1, payload
         self._add(rows, now_s)
 
     def _add_chunk(self, session: Session, now_s: float) -> None:

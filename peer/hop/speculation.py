@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from molink.peer.hop.session import DrawnToken, HopSession, Payload, Session
+from molink.peer.scheduling.trip_load import TripBegun, TripLoad
 from molink.shards.spec import MOST_GUESSED_TOKENS
 
 MOST_GUESSES: Final = MOST_GUESSED_TOKENS
@@ -23,9 +24,9 @@ class Guesser(Protocol[PayloadT]):
         """The sequence goes on with these for certain. They came of one step, with which so many guesses travelled: all
         of them but the last are guesses that were right."""
 
-    def propose(self, last: PayloadT, most: int) -> tuple[PayloadT, int]:
-        """What the next step computes: the last token and behind it guesses, and how many these are, `most` or
-        fewer. Asked when the step begins."""
+    def propose(self, last: PayloadT, most: int, load: TripLoad) -> tuple[PayloadT, TripBegun]:
+        """What the next step computes: the last token and behind it guesses, `most` or fewer, as pays beside that load.
+        Asked when the step begins."""
 
 
 def most_guesses(session: HopSession, most_step_tokens: int) -> int:

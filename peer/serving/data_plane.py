@@ -132,7 +132,7 @@ class DataPlane:
         """`on_change` hears of leases and layers that have come and gone."""
         backend, leases, step_times = compute.backend, compute.leases, compute.step_times
         rule, cut = settings.rule, settings.cut
-        self.sessions = sessions = SessionTable()
+        self.sessions = sessions = SessionTable(metrics.traces)
         """Those that it serves."""
         spec = backend.engine.spec
         limits = settings.limits or batch_limits(spec)

@@ -66,6 +66,7 @@ class SimulatedPeer:
             events.RetryHeld: sender.retry,
             events.AwaitRoom: sender.await_room,
             events.SendTokens: sender.send_tokens,
+            events.SendGuesses: sender.send_guesses,
             events.SendWindowUpdate: sender.send_window_update,
             events.DeliverTokens: lambda effect: deliver(effect.tokens),
             events.FailSession: _fail,
@@ -158,12 +159,18 @@ def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
     """The tokens of these steps, where they end the model."""
     if not steps or not steps[0].session.is_tail:
         return []
-    drawn = []
-    for one in steps:
-        if one.draws:
-            session, position = one.session, one.position + one.tokens - one.guesses
-            drawn.append((session, one.step, position, position >= session.last_position, None, None))
-    return drawn
+    return [
+        (one.session, one.step, position, position >= one.session.last_position, None, None)
+        for one in steps
+        for position in _drawn_positions(one)
+    ]
+
+
+def _drawn_positions(one: Step) -> range:
+    """Of the tokens that the tail draws after a step: one, and one more for each guess that is right."""
+    first = one.position + one.tokens - one.guesses
+    right = one.session.right_guesses if one.guesses else 0
+    return range(first, first + 1 + right if one.draws else first)
 
 
 def _fail(effect: events.FailSession[SimulatedSession]) -> None:

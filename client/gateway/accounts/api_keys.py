@@ -26,6 +26,8 @@ class KeyScope(StrEnum):
     """Generations, models, the swarm, and the key's own usage."""
     OPERATE = "operate"
     """What is the operator's: `/metrics` and `/admin/v1`."""
+    ACCESS = "access"
+    """Registering one machine as a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

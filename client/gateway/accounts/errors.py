@@ -66,6 +66,10 @@ class UnknownKey(Exception):
     """There is no key of that id, or none to which that can be done; the text is one sentence."""
 
 
+class TokenUsed(Exception):
+    """A key that registers one machine has registered another; the text is one sentence."""
+
+
 class UnknownResponse(Exception):
     """Nothing is kept under the id, or nothing of the caller's."""
 

@@ -222,3 +222,11 @@ async def _usable_for(connection: AsyncConnection, models: tuple[str, ...], now_
     same = select(API_KEYS).where(API_KEYS.c.models == json.dumps(models), API_KEYS.c.revoked_at_s.is_(None))
     rows = await connection.execute(same.order_by(API_KEYS.c.id).with_for_update())
     return [key for row in rows.mappings() if (key := _key_of(row)).fault(now_s) is None]
+
+
+async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
+    """Ends a key, within a transaction; no error if there is none of that id, or it has ended."""
+    rows = await connection.execute(select(API_KEYS.c.revoked_at_s).where(API_KEYS.c.id == key_id))
+    row = rows.one_or_none()
+    if row is not None and row[0] is None:
+        await _change(connection, key_id, revoked_at_s=time.time())

@@ -115,6 +115,18 @@ OPERATIONS: Final = Table(
 )
 """`cancels` is 1 where somebody wants it undone."""
 
+NODES: Final = Table(
+    "nodes",
+    METADATA,
+    Column("peer_id", String(SUBJECT_LENGTH), primary_key=True),
+    Column("key_id", _ID, nullable=False),
+    Column("operator_id", String(SUBJECT_LENGTH), nullable=False),
+    Column("descriptor", Text, nullable=False),
+    Column("registered_at_s", Float(53), nullable=False),
+    Index("nodes_by_key", "key_id", unique=True),
+)
+"""`descriptor` is JSON; `key_id` is the token by which it registered."""
+
 KEPT_RESPONSES: Final = Table(
     "kept_responses",
     METADATA,

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, Self
 from molink.client.errors import ModelNotFound
 from molink.client.gateway.models.swarm_protocol import AnnouncedModel, ServingSwarm
 from molink.client.gateway.slots import GatewayBusy
+from molink.shards.spec import ModelSpec
 
 MOST_OPEN: Final = 16
 """Models beside the first that are open at once: each may have two processes that make tokens of text."""
@@ -36,6 +37,8 @@ class NamedServices(Protocol):
     def names(self) -> Sequence[str]: ...
 
     def parameters(self, name: str) -> Mapping[str, object]: ...
+
+    def spec_of(self, name: str) -> ModelSpec | None: ...
 
     async def get(self, name: str) -> ServingSwarm: ...
 
@@ -121,9 +124,22 @@ class ServedModels:
                 known_as = (one.name, one.model_hash)
                 aliases = [alias for alias, name in self._aliases.items() if name in known_as]
                 entries += [{"id": name, **entry} for name in (one.name, *aliases)]
-        services = () if self._services is None else self._services.names()
-        unknown = {"model_hash": None, "context_length": None}
-        return entries + [{"id": name, **unknown} for name in services if caller.may_use(ServiceName(name))]
+        return entries + self._listed_services(caller)
+
+    def _listed_services(self, caller: MayUse) -> list[dict[str, Any]]:
+        """Those that the caller may ask for; of their models what is known here."""
+        if self._services is None:
+            return []
+        specs = {name: self._services.spec_of(name) for name in self._services.names()}
+        return [
+            {
+                "id": name,
+                "model_hash": None if spec is None else spec.model_hash,
+                "context_length": None if spec is None else spec.context_length,
+            }
+            for name, spec in specs.items()
+            if caller.may_use(ServiceName(name))
+        ]
 
     async def has_model(self, name: str) -> bool:
         """Whether a model or an alias has that name."""

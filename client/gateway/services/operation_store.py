@@ -36,6 +36,14 @@ class OperationStore:
             rows = await connection.execute(latest.limit(MOST_LISTED))
             return tuple(_operation_of(row) for row in rows.mappings())
 
+    async def running(self, *kinds: OperationKind) -> tuple[LongRunningOperation, ...]:
+        """Returns those of these kinds that are under way, the oldest first."""
+        state, kind = OPERATIONS.c.state == OperationState.RUNNING, OPERATIONS.c.kind.in_(kinds)
+        under_way = select(OPERATIONS).where(state, kind).order_by(OPERATIONS.c.created_at_s)
+        async with self._database.transaction() as connection:
+            rows = await connection.execute(under_way)
+            return tuple(_operation_of(row) for row in rows.mappings())
+
     async def get(self, operation_id: str) -> LongRunningOperation:
         """Returns an operation.
 

@@ -5,8 +5,10 @@ from collections import deque
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from molink.client.errors import ModelNotFound
 from molink.client.gateway.services.service import ServiceSpecification
 from molink.client.gateway.services.service_swarm import ServiceHome, ServiceSwarm
+from molink.shards.checkpoint.catalog import BUNDLED
 
 ENDS_WITHIN_S: Final = 10.0
 """Generations of a service that is deleted may go on for so long."""
@@ -95,10 +97,19 @@ class ServedService:
 
     async def _open(self) -> ServiceSwarm:
         asked = self.specification
+        await self._require_model(asked.model)
         opened = await self._stack.enter_async_context(
             self._home.beside(asked.model, requirements=asked.requirements, partners=asked.partners)
         )
         return ServiceSwarm(self.name, opened, asked.maximum_circuits, self._waits_s)
+
+    async def _require_model(self, model: str) -> None:
+        """Raises `ModelNotFound` unless peers serve it, or it comes with MoLink: who asks may be far away, and this
+        machine's folders are none of his business."""
+        served = await self._home.models()
+        if model in BUNDLED or any(model in (one.name, one.model_hash) for one in served):
+            return
+        raise ModelNotFound(model, "no peer of this swarm serves it, and it does not come with MoLink")
 
     def _opened(self, task: "asyncio.Task[ServiceSwarm]") -> None:
         if task.cancelled() or task.exception() is not None:

@@ -71,7 +71,7 @@ class ServiceSpecification:
     """Specification of a service: what its operator asked for."""
 
     model: str
-    """Name, hash or folder, as `AsyncSwarm` takes it."""
+    """Name or hash of one that peers serve, or that comes with MoLink."""
     gpu: str = ""
     gpu_count: int = 0
     memory_bytes: int = 0

@@ -47,7 +47,9 @@ def deploy(  # noqa: PLR0913 - an operator's options, by name
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Under which it is asked for: a-z, 0-9 and hyphens.")
     ],
-    model: Annotated[str, typer.Option(metavar="ID_OR_PATH", help="The model that it serves.")],
+    model: Annotated[
+        str, typer.Option(metavar="ID", help="The model that it serves: a name or hash that peers serve.")
+    ],
     minimum: Annotated[int, typer.Option(metavar="N", min=1, help="Circuits that are held in any case.")] = 1,
     maximum: Annotated[
         int, typer.Option(metavar="N", min=1, help="Circuits at most: generations at once.")
@@ -110,7 +112,7 @@ def deploy(  # noqa: PLR0913 - an operator's options, by name
             _show_preview(client.call("POST", "/admin/v1/services/preview", asked), as_json=as_json)
             return
         begun = client.call("POST", "/admin/v1/services", asked)
-        _show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
+        show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
 
 
 @services_app.command("key", epilog=example("molink-gateway services key poet --overlap 1h"))
@@ -127,7 +129,7 @@ def make_key(
     """Make a key that opens the service and nothing else, and show it once."""
     body = {"overlap_s": duration_s(overlap, "--overlap")}
     with told_gateway(gateway, key) as client:
-        made = client.call("POST", f"/admin/v1/services/{_name(name)}/keys", body)
+        made = client.call("POST", f"/admin/v1/services/{path_part(name)}/keys", body)
     if as_json:
         print(json.dumps(made))
         return
@@ -151,7 +153,7 @@ def status(
             answer = client.call("GET", "/admin/v1/services")
             services = answer["data"]
         else:
-            answer = client.call("GET", f"/admin/v1/services/{_name(name)}")
+            answer = client.call("GET", f"/admin/v1/services/{path_part(name)}")
             services = [answer]
     if as_json:
         print(json.dumps(answer))
@@ -172,8 +174,8 @@ def delete(
 ) -> None:
     """Delete a service: what is under way may end within 10 s, its circuits are given back, its keys end."""
     with told_gateway(gateway, key) as client:
-        begun = client.call("DELETE", f"/admin/v1/services/{_name(name)}")
-        _show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
+        begun = client.call("DELETE", f"/admin/v1/services/{path_part(name)}")
+        show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
 
 
 def told_gateway(url: str, key: str | None) -> "AbstractContextManager[AdminClient]":
@@ -183,8 +185,8 @@ def told_gateway(url: str, key: str | None) -> "AbstractContextManager[AdminClie
     return admin_client(url, key)
 
 
-def _show_operation(client: "AdminClient", operation: dict[str, Any], *, waits: bool, as_json: bool) -> None:
-    """What becomes of it. Raises `CommandFailed` if it does not succeed."""
+def show_operation(client: "AdminClient", operation: dict[str, Any], *, waits: bool, as_json: bool) -> None:
+    """Prints what becomes of an operation. Raises `CommandFailed` if it does not succeed."""
     for operation in client.follow(operation["id"]) if waits else ():  # noqa: B020 - the latest that is told
         if not as_json and operation["state"] == "running" and operation["message"]:
             tell(plain(operation["message"]))
@@ -247,7 +249,7 @@ def _bytes(text: str) -> int:
         raise CommandFailed(f"--memory takes a size such as 16GB, not {plain(text)!r}", EXIT_USAGE) from None
 
 
-def _name(name: str) -> str:
+def path_part(name: str) -> str:
     """The name as part of a path: whatever else it is, it stays one part."""
     from urllib.parse import quote
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -23,6 +24,7 @@ from molink.client.gateway.services.service_store import ServiceStore
 from molink.client.gateway.services.service_swarm import ServiceHome, ServiceSwarm
 from molink.client.gateway.services.service_work import ServiceWork
 from molink.client.gateway.slots import WAITING_S
+from molink.shards.spec import ModelSpec
 
 SYNCS_EVERY_S: Final = 1.0
 CLOSES_WITHIN_S: Final = 5.0
@@ -81,6 +83,16 @@ class ServiceKeeper:
         """How many there are, in whatever state."""
         return len(self._services)
 
+    def needed_model(self) -> str | None:
+        """Returns the model whose services lack most circuits, as far as their gateways have said; None: none does."""
+        lacking: Counter[str] = Counter()
+        for service in self._services.values():
+            if service.state is not ServiceState.DELETING:
+                lacks = service.specification.minimum_circuits - self._circuits_of(service)
+                lacking[service.specification.model] += max(0, lacks)
+        model = max(lacking, key=lambda one: (lacking[one], one), default=None)
+        return model if model is not None and lacking[model] else None
+
     def knows(self, name: str) -> bool:
         """Whether there is a service of that name."""
         return name in self._services
@@ -89,6 +101,11 @@ class ServiceKeeper:
         """The service's parameters of requests that do not say; empty where there is none of that name."""
         service = self._services.get(name)
         return {} if service is None else service.specification.parameters
+
+    def spec_of(self, name: str) -> ModelSpec | None:
+        """Returns the service's model under its name; None while that is not open here."""
+        served = self._served.get(name)
+        return None if served is None or served.swarm is None else served.swarm.model
 
     async def get(self, name: str) -> ServiceSwarm:
         """The service of that name, to generate with.
@@ -134,6 +151,8 @@ class ServiceKeeper:
                 if not failed:
                     _log.warning("services cannot be read (%s)", error)
                 failed = True
+            except Exception as error:  # noqa: BLE001 - the boundary of a duty: services of others go on
+                report(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(SYNCS_EVERY_S):
                     await self._wake.wait()
@@ -180,6 +199,14 @@ class ServiceKeeper:
             report(error)  # it is begun again with the next look at the database
         else:
             self._wake.set()
+
+    def _circuits_of(self, service: Service) -> int:
+        """Circuits that a service has, as far as that is known here."""
+        served = self._served.get(service.name)
+        if service.owner_id != self.gateway_id or served is None:
+            return int(service.observed.get("held", 0)) + int(service.observed.get("in_use", 0))
+        swarm = served.swarm
+        return 0 if swarm is None else swarm.opened.held.count + swarm.in_use
 
     def served_of(self, name: str, specification: ServiceSpecification) -> ServedService:
         """Returns such a service, not opened."""

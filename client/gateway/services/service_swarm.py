@@ -43,6 +43,8 @@ class HoldingSwarm(ServingSwarm, Protocol):
 class ServiceHome(Protocol):
     """The swarm that services are deployed on."""
 
+    async def models(self) -> Sequence[AnnouncedModel]: ...
+
     def beside(
         self, model: str, *, requirements: PeerRequirements = ..., partners: str | None = None
     ) -> AbstractAsyncContextManager[HoldingSwarm]: ...
@@ -93,9 +95,12 @@ class ServiceSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
-            lambda: self.opened.stream_events(prompt, params=params, timeout_s=timeout_s)
+            lambda: self.opened.stream_events(
+                prompt, params=params, timeout_s=timeout_s, prediction=prediction
+            )
         )
 
     def stream_chat_events(
@@ -107,6 +112,7 @@ class ServiceSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
             lambda: self.opened.stream_chat_events(
@@ -116,6 +122,7 @@ class ServiceSwarm:
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,
+                prediction=prediction,
             )
         )
 

@@ -349,6 +349,7 @@ class SessionDescriptor(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     SPECULATES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
@@ -365,8 +366,12 @@ class SessionDescriptor(_message.Message):
     """on links whose ends both take it; empty: the model's own numbers everywhere"""
     prefix_blocks: _builtins.bytes
     """names of the prompt's leading blocks of 16 tokens, 16 bytes each"""
+    trace_context: _builtins.bytes
+    """of the span that the session is a part of (W3C): trace id, span id, flags, 25"""
     speculates: _builtins.bool
-    """the head may guess tokens, where all hops announce that they take guesses"""
+    """bytes; empty: hops write no spans
+    the head may guess tokens, where all hops announce that they take guesses
+    """
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -384,11 +389,12 @@ class SessionDescriptor(_message.Message):
         trace: _builtins.bool = ...,
         activation_codec: _builtins.str = ...,
         prefix_blocks: _builtins.bytes = ...,
+        trace_context: _builtins.bytes = ...,
         speculates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "speculates", b"speculates", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "speculates", b"speculates", "trace", b"trace", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -402,13 +408,21 @@ class Start(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    GUESS_SCOPE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     position: _builtins.int
     """from which on it is stepped: every hop's KV cache holds what comes before"""
+    guess_scope: _builtins.bytes
+    """at most 16 bytes: the client's generations of one scope are guessed from"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole history: prompt, and what was generated before a failover"""
+
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """what will be generated, as far as the client can tell: at most 65,536 ids"""
 
     def __init__(
         self,
@@ -417,10 +431,12 @@ class Start(_message.Message):
         epoch: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
+        guess_scope: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guess_scope", b"guess_scope", "position", b"position", "prediction", b"prediction", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1178,6 +1194,30 @@ class PunchNow(_message.Message):
 Global___PunchNow: _TypeAlias = PunchNow  # noqa: Y015
 
 @_typing.final
+class Order(_message.Message):
+    """an operator's to a peer that takes its orders: the link's handshake proves who"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    action: _builtins.str
+    """sends it, anew for each connection, and to whom
+    status, drain, resume, leave
+    """
+    def __init__(
+        self,
+        *,
+        action: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Order: _TypeAlias = Order  # noqa: Y015
+
+@_typing.final
 class Request(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1189,6 +1229,7 @@ class Request(_message.Message):
     GET_FILE_FIELD_NUMBER: _builtins.int
     PUNCH_FIELD_NUMBER: _builtins.int
     PUNCH_NOW_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def reserve(self) -> Global___Reserve: ...
@@ -1208,6 +1249,10 @@ class Request(_message.Message):
     def punch_now(self) -> Global___PunchNow:
         """both ends dial each other's address now"""
 
+    @_builtins.property
+    def order(self) -> Global___Order:
+        """answered with a Content, whose payload is JSON"""
+
     def __init__(
         self,
         *,
@@ -1219,12 +1264,13 @@ class Request(_message.Message):
         get_file: Global___GetFile | None = ...,
         punch: Global___Punch | None = ...,
         punch_now: Global___PunchNow | None = ...,
+        order: Global___Order | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "order", b"order", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "order", b"order", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file", "punch", "punch_now"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file", "punch", "punch_now", "order"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.gateways.gateway_keys import bearer, in_database
+from support.gateways.gateway_keys import bearer
+from support.gateways.operators import DEADLINE_S, ended, new_key, operating
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope, key_text
-from molink.client.gateway.accounts.database import Database
-from molink.client.gateway.accounts.key_store import KeyStore
+from molink.client.errors import SwarmError
+from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.client.local.local_gateway import LocalGateway
 from molink.peer.daemon.control import call_peer
 from molink.peer.memory.lease_table import IDLE_S
@@ -25,32 +25,9 @@ from molink.peer.memory.lease_table import IDLE_S
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 SERVICES = "/admin/v1/services"
-DEADLINE_S = 90.0
 PROMPT = "ROMEO:"
 NEW_TOKENS = 16
 ASKED = {"name": "poet", "model": BUNDLED, "parameters": {"temperature": 0, "max_tokens": NEW_TOKENS}}
-
-
-async def operator_key(state_dir: Path) -> str:
-    async def create(database: Database) -> str:
-        made = await KeyStore(database).create(
-            "operator", scopes=frozenset({KeyScope.OPERATE}), limits=KeyLimits()
-        )
-        return key_text(made[0].id, made[1])
-
-    return await in_database(None, state_dir, create)
-
-
-def operating(gateway: LocalGateway, key: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, timeout=DEADLINE_S, headers=bearer(key))
-
-
-async def ended(http: httpx.AsyncClient, operation: dict[str, Any]) -> dict[str, Any]:
-    async with asyncio.timeout(DEADLINE_S):
-        while operation["state"] == "running":
-            await asyncio.sleep(0.1)
-            operation = (await http.get(f"/admin/v1/operations/{operation['id']}")).json()
-    return operation
 
 
 async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
@@ -91,7 +68,7 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
     swarm: ForkedSwarm, references: References, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    key = await operator_key(tmp_path / "log.state")
+    key = await new_key(tmp_path / "log.state", KeyScope.OPERATE)
     folder = bundled_folder()
     expected = references.text(folder, references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS))
     async with LocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
@@ -113,6 +90,8 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
         async with user:
             answer = await user.completions.create(model="poet", prompt=PROMPT)
             assert (answer.choices[0].text, answer.model) == (expected, "poet")
+            seen = await user.get("/swarm", cast_to=httpx.Response)
+            assert [circuit["phase"] for circuit in seen.json()["circuits"]] == ["ended"]
             await until(http, held=1, in_use=0, requests=1, generated_tokens=NEW_TOKENS)
 
             hops = now["circuits"][0]["hops"]
@@ -152,3 +131,23 @@ async def test_a_circuit_is_held_for_longer_than_peers_let_a_lease_stand_that_no
         generation = await client.generate(PROMPT, max_new_tokens=NEW_TOKENS)
         assert (client.held.count, len(generation.token_ids)) == (0, NEW_TOKENS)
     await until_leased(swarm, [0, 0, 0])
+
+
+@pytest.mark.full
+async def test_who_holds_a_circuit_has_room_where_nobody_else_has(references: References) -> None:
+    folder = bundled_folder()
+    prompt = references.ids(folder, PROMPT)
+    async with ForkedSwarm() as swarm:
+        await swarm.join("tight", "--model", BUNDLED, "--layers", "0:12", "--memory", "40MB")
+        async with (
+            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as holder,
+            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as other,
+        ):
+            whole = holder.model.context_length
+            await holder.held.add(whole, DEADLINE_S)
+            long = whole - len(prompt)
+            with pytest.raises(SwarmError):
+                await other.generate(PROMPT, max_new_tokens=long, timeout_s=3)
+            generation = await holder.generate(PROMPT, max_new_tokens=long, timeout_s=3)
+            expected = references.greedy(folder, prompt, NEW_TOKENS)
+            assert (generation.token_ids[:NEW_TOKENS], holder.held.count) == (expected, 0)

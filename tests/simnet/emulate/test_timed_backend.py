@@ -6,6 +6,7 @@ from molink.peer.compute.backend import SlicingEngine
 from molink.shards.batching.engine import Engine
 from molink.shards.batching.partial_step import Rows
 from molink.shards.spec import Span
+from molink.simnet.core.generations import GenerationTape
 from molink.simnet.devices.devices import DEVICES
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.emulate.processes.timed_backend import TimedEngine
@@ -51,4 +52,15 @@ def test_the_end_of_the_model_gives_logits_for_the_parts_that_are_through_and_dr
     through, result = engine.advance_slice(engine.gather_slice(steps, [20, 20, 10]), 1)
     assert through == tuple(steps[:2])
     assert result is not None
-    assert result.shape == (1, 1)
+    assert result.argmax(1).tolist() == [GenerationTape(0).token(20)]
+
+
+def test_behind_each_guess_the_tapes_next_token_is_likeliest() -> None:
+    span, tape = Span(LAYERS - 1, LAYERS), GenerationTape(0)
+    engine = timed_engine(span)
+    caches = [engine.new_cache(span, 64) for _ in range(2)]
+    prompts = [Rows(cache, count, None, logit_rows=1) for cache, count in zip(caches, (20, 9), strict=True)]
+    assert engine.step(span, prompts, None).argmax(1).tolist() == [tape.token(20), tape.token(9)]
+    rows = [Rows(caches[0], 4, None, logit_rows=4), Rows(caches[1], 1, None, logit_rows=1)]
+    expected = [*tape.tokens(21, 4), tape.token(10)]
+    assert engine.step(span, rows, None).argmax(1).tolist() == expected

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from molink.peer.engine.sessions import ServedSession
+from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
+from molink.peer.wire.protocol import molink_pb2 as pb
 
 
 @dataclass
@@ -14,6 +16,7 @@ class Oracle:
     sequence: Sequence[int]
     """The whole of it, prompt included."""
     most: int = 4
+    begun: TripBegun = NO_GUESSES
     known: list[int] = field(default_factory=list)
     records: list[tuple[int, int]] = field(default_factory=list)
     """Of each trip with guesses: how many, and how many of them were right."""
@@ -24,7 +27,7 @@ class Oracle:
     def coming(self, most: int) -> tuple[int, ...]:
         return tuple(self.sequence[len(self.known) :][: min(most, self.most)])
 
-    def propose(self, most: int) -> tuple[int, ...]:
+    def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         return self.coming(most)
 
     def record(self, guessed: int, accepted: int) -> None:
@@ -34,7 +37,7 @@ class Oracle:
 class LastWrong(Oracle):
     """Its last guess is never right."""
 
-    def propose(self, most: int) -> tuple[int, ...]:
+    def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         *right, last = self.coming(most) or (None,)
         return () if last is None else (*right, (last + 1) % 256)  # type: ignore[return-value] # numbers, as `coming`
 
@@ -42,7 +45,7 @@ class LastWrong(Oracle):
 class NeverRight(Oracle):
     """None of its guesses is."""
 
-    def propose(self, most: int) -> tuple[int, ...]:
+    def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         return tuple((one + 1) % 256 for one in self.coming(most))
 
 
@@ -52,7 +55,7 @@ class Chance(Oracle):
 
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
-    def propose(self, most: int) -> tuple[int, ...]:
+    def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         guesses = self.coming(self.chance.randint(0, most))
         return tuple(one if self.chance.random() < 0.75 else self.chance.randrange(256) for one in guesses)
 
@@ -66,7 +69,7 @@ class GuessingHead:
         self.most = most
         self.sources: list[Oracle] = []
 
-    def __call__(self, session: ServedSession) -> Oracle:
+    def __call__(self, session: ServedSession, _: pb.Start) -> Oracle:
         """By the sessions' numbers, from 1 on."""
         source = self.kind(self.sequences[session.key.session[0] - 1], self.most)
         self.sources.append(source)

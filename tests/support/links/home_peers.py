@@ -13,6 +13,7 @@ from typing import Any
 from support.links.namespaces import Internet
 from support.swarms.live_swarms import BUNDLED
 
+LEAVES_WITHIN_S = 60.0
 CLIENT = f"""
 import asyncio, json, sys, time
 from molink import SamplingParams
@@ -36,15 +37,20 @@ asyncio.run(main())
 class HomePeer:
     """A `molink-peer join` in a namespace, until the stack is closed."""
 
-    def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
+    def __init__(
+        self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str, command: str = "join"
+    ) -> None:
+        """`command`: another one of `molink-peer` that serves."""
         self.name, self.folder = name, folder
         self.said: list[str] = []
         self.said_s: list[float] = []
         """When each of these lines came, on the machine's monotonic clock."""
-        command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
+        program = [sys.executable, "-m", "molink.peer", command, "--state-dir", str(folder), *options]
+        if command == "join":
+            program += ["--priority", "normal"]
         log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
         self._process = subprocess.Popen(
-            net.command(name, *command, "--model", BUNDLED, "--priority", "normal"),
+            net.command(name, *program, "--model", BUNDLED),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -61,6 +67,11 @@ class HomePeer:
             if self.said[-1] == "ready":
                 return self.said
         raise AssertionError(f"it ended: {self.said}")
+
+    def left(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        self.said += (self._process.communicate(timeout=LEAVES_WITHIN_S)[0] or "").splitlines()
+        return self._process.returncode
 
     def kill(self) -> None:
         """Ends it without a word."""

@@ -27,13 +27,18 @@ from molink.client.api.generation import (
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
-from molink.client.errors import ModelNotFound, SwarmError
+from molink.client.circuit.session_request import GUESS_SCOPE
+from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.apis.kept_responses import KeptResponses
-from molink.client.gateway.app import add_kept_responses, add_origins, create_app
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
+from molink.client.gateway.nodes.node_routes import add_nodes
+from molink.client.gateway.nodes.node_store import NodeStore
 from molink.client.gateway.server import Server, server_config
+from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.service_admin import opened_services
 from molink.client.gateway.services.service_keeper import ServiceKeeper
 from molink.client.gateway.services.service_routes import add_services
@@ -42,6 +47,7 @@ from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types
 from molink.routing import Route
 from molink.routing.routes.route import RouteHop
 from molink.shards.spec import ModelSpec, SamplingParams, Span
+from molink.tracing import CURRENT_SPAN, Traces
 
 DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
@@ -146,8 +152,23 @@ class FakeSwarm:
     times_hops: bool = False
     gateway_id: str = "this gateway"
     held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
+    commanded: dict[str, int] = field(default_factory=dict)
+    """Sessions of the peers that take this client's orders."""
+    orders: list[tuple[str, str]] = field(default_factory=list)
+    """To which peer, and what."""
+    order_error: SwarmError | None = None
     room: int = 32
     """Circuits for which its peers have memory."""
+    traces: Traces | None = None
+    """Of the gateway."""
+    trace_ids: list[bytes] = field(default_factory=list)
+    """Of the traces that generations were parts of."""
+    predictions: list[str | None] = field(default_factory=list)
+    """Of each generation: what is likely to come."""
+    scopes: list[bytes] = field(default_factory=list)
+    """Of each generation: the scope in which it is guessed."""
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -173,6 +194,23 @@ class FakeSwarm:
             missing_bytes=4096 if lacks else 0, reason="memory is short" if lacks else "",
         )  # fmt: skip
 
+    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
+        """Each time that a commanded peer says how it is, one of its sessions has ended."""
+        self.orders.append((peer_id, action))
+        if self.order_error is not None:
+            raise self.order_error
+        if peer_id not in self.commanded:
+            raise SwarmUnavailable(f"no peer {peer_id} is known in this swarm")
+        sessions = self.commanded[peer_id]
+        if action == "leave":
+            del self.commanded[peer_id]
+        elif "drain" in {order for of, order in self.orders if of == peer_id}:
+            self.commanded[peer_id] = max(0, sessions - 1)
+        return {"sessions": sessions}
+
+    def member_addresses(self) -> tuple[str, ...]:
+        return ("/known", "/invited")
+
     async def snapshot(self) -> dict[str, Any]:
         return self.state
 
@@ -183,8 +221,14 @@ class FakeSwarm:
         self.times_hops = wanted
 
     def stream_events(
-        self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -196,7 +240,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         self.tools.append(tuple(tools))
         self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
@@ -230,6 +276,9 @@ class FakeSwarm:
         assert timeout_s > 0
         self.calls.append((asked, params))
         self.tags.append(REQUEST_TAG.get())
+        if (span := CURRENT_SPAN.get()) is not None:
+            self.trace_ids.append(span.context.trace_id)
+        self.scopes.append(GUESS_SCOPE.get())
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -275,6 +324,9 @@ class FakeSwarm:
             logprobs=tuple(scored),
             recoveries=self.recoveries,
             cached_tokens=self.cached_tokens,
+            trips=1,
+            guessed_tokens=self.guessed_tokens,
+            accepted_tokens=self.accepted_tokens,
             stop_string=self.stop_string,
             tool_calls=tuple(called),
         )
@@ -331,6 +383,7 @@ def gateway(
         async with AsyncExitStack() as stack:
             gatekeeper, services = None, None
             keeper: ServiceKeeper | None = None
+            nodes: NodeAdmin | None = None
             kept: KeptResponses | None = None
             if accounts is not None:
                 opened = await stack.enter_async_context(opened_accounts(*accounts))
@@ -339,6 +392,9 @@ def gateway(
                     opened_services(swarm, opened.database, swarm.gateway_id, waiting_s)
                 )
                 keeper = services.keeper
+                terms = AccessTerms(swarm.gateway_id, ("/invited",), "the line of a key", 0.2)
+                stores = NodeStore(opened.database), OperationStore(opened.database)
+                nodes = await stack.enter_async_context(NodeAdmin(swarm, *stores, terms, keeper.needed_model))
                 if swarm.keep_hours is not None:
                     kept = KeptResponses(opened.database, swarm.keep_hours)
             served = ServedModels(swarm, others=bool(swarm.others), aliases=swarm.aliases, services=keeper)
@@ -350,8 +406,11 @@ def gateway(
                 gatekeeper=gatekeeper,
                 invites=invites,
             )
+            add_traces(app, swarm.traces)
             if services is not None and gatekeeper is not None:
                 add_services(app, services.admin, models, gatekeeper)
+            if nodes is not None:
+                add_nodes(app, nodes)
             if kept is not None:
                 add_kept_responses(app, kept)
             add_origins(app, allowed_origins)

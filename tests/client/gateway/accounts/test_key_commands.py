@@ -112,7 +112,7 @@ def test_usage_is_shown_by_day_key_and_model(run: Any, tmp_path: Path) -> None: 
         (("keys", "create", ""), 2, "NAME must be"),
         (("keys", "create", "a\x1b[31m"), 2, "NAME must be"),
         (("keys", "create", "x" * 201), 2, "NAME must be"),
-        (("keys", "create", "a", "--scope", "root"), 2, "--scope is use or operate"),
+        (("keys", "create", "a", "--scope", "root"), 2, "--scope is use, operate or access"),
         (("keys", "create", "a", "--expires", "soon"), 2, "--expires takes"),
         (("keys", "create", "a", "--expires", "2020-01-01"), 2, "has passed"),
         (("keys", "create", "a", "--streams", "0"), 2, "--streams"),

@@ -106,7 +106,8 @@ def test_a_service_is_deployed_used_and_deleted(http: httpx.Client, swarm: FakeS
     assert [one["name"] for one in http.get(SERVICES).json()["data"]] == ["poet"]
     answer = complete(http).json()
     assert (answer["model"], answer["choices"][0]["text"]) == ("poet", "But soft!")
-    assert "poet" in [model["id"] for model in http.get("/v1/models").json()["data"]]
+    listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+    assert listed["poet"] == listed[MODEL] | {"id": "poet"}
     counted = until(http, requests=1, generated_tokens=3)
     assert counted["utilisation"] == 0
     gone = ended(http, http.delete(f"{SERVICES}/poet").json()["operation"]["id"])
@@ -255,6 +256,25 @@ def test_a_gateway_that_starts_again_goes_on_with_what_it_finds(
         assert again.held.count == (1 if there else 0)
 
 
+@pytest.mark.full
+def test_another_gateway_on_the_database_serves_a_service_too_and_takes_over_what_its_holder_leaves(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    other = FakeSwarm(gateway_id="another gateway")
+    with serving(other, tmp_path) as second:
+        with serving(swarm, tmp_path) as first:
+            deploy(first)
+            while (answer := complete(second)).status_code in (404, 503):
+                pass  # it hears of the service within a second
+            assert answer.json()["choices"][0]["text"] == "But soft!"
+            until(second, requests=1, generated_tokens=3)
+            assert (swarm.held.count, other.held.count) == (1, 0)
+        until(second, state="running", held=1)
+        assert (swarm.held.count, other.held.count) == (0, 1)
+        ended(second, second.delete(f"{SERVICES}/poet").json()["operation"]["id"])
+        assert other.held.count == 0
+
+
 def test_a_key_opens_its_service_alone_and_older_ones_end(swarm: FakeSwarm, tmp_path: Path) -> None:
     operator = make_key(tmp_path, scopes=OPERATE)
     with serving(swarm, tmp_path, **bearer(operator)) as http:
@@ -331,7 +351,11 @@ def test_a_refusal_names_the_parameter(http: httpx.Client) -> None:
 
 
 def test_names_that_are_taken_or_unknown_are_said(http: httpx.Client, swarm: FakeSwarm) -> None:
-    assert http.post(SERVICES, json=ASKED | {"model": "nobody/nothing"}).status_code == 404
+    for model in ("nobody/nothing", "/etc", "../../..", ".", "~", SPEC.model_hash[:8]):
+        for path in (SERVICES, f"{SERVICES}/preview"):
+            refused = http.post(path, json=ASKED | {"model": model})
+            assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found"), model
+    assert swarm.opened == []
     deploy(http)
     again = http.post(SERVICES, json=ASKED)
     assert (again.status_code, error_of(again)["param"]) == (409, "name")
