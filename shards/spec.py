@@ -23,6 +23,9 @@ mask what a grammar forbids."""
 GUESSES = "guesses"
 """What a hop may be able to do, announced with these: compute guesses beside a decode step's token, and go back."""
 
+MOST_GUESSED_TOKENS = 15
+"""Of one decode step: with the token before them 16 rows, which compiled layers take together (decision 0038)."""
+
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""
 

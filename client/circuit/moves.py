@@ -18,9 +18,11 @@ from molink.client.epochs.session_log import HopLost
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
+from molink.shards.spec import MOST_GUESSED_TOKENS
 
-MOST_EARLY = 8
-"""Tokens of an epoch that wait for the last one of the epoch before, which comes over another link."""
+MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
+"""Tokens of an epoch, of eight steps at most, that wait for the last one of the epoch before, which comes over another
+link."""
 MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
 MARGIN_S = 0.5

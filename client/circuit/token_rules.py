@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import MOST_GUESSED_TOKENS, ModelSpec
 
 MOST_OUT_OF_PLACE = 16
 """Tokens that repeat or skip a position, of one circuit. They do no harm, and links keep the order: so many are no
@@ -60,6 +60,8 @@ class TokenRules:
             raise HeadAtFault("it ends the generation before as many tokens as were asked for")
         if token.finish != self._finish(token):
             raise HeadAtFault("it ends the generation where it does not end, or goes on behind its end")
+        if token.guessed > MOST_GUESSED_TOKENS:
+            raise HeadAtFault(f"it says that {token.guessed} tokens were guessed in one step")
         self._check_logprobs(token)
 
     def _finish(self, token: pb.Token) -> int:

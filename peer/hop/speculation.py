@@ -10,9 +10,10 @@ from typing import Final, Protocol, TypeVar
 
 from molink.peer.hop.session import DrawnToken, HopSession, Payload, Session
 from molink.peer.scheduling.trip_load import TripBegun, TripLoad
+from molink.shards.spec import MOST_GUESSED_TOKENS
 
-MOST_GUESSES: Final = 15
-"""Of one step: with the token before them 16 rows, which compiled layers take together (decision 0038)."""
+MOST_GUESSES: Final = MOST_GUESSED_TOKENS
+"""Of one step."""
 PayloadT = TypeVar("PayloadT")
 
 

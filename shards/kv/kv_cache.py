@@ -277,6 +277,7 @@ class SequenceCache:
         self.truncate(start)
         self.require(tokens)
         self._write(kept, stop, view)
+        self._guesses = 0
         self.advance(tokens)
         self.begin_step()  # what windows had passed has not come
         self._drop_passed()

@@ -14,6 +14,7 @@ from molink.client.circuit.token_rules import (
     TokenStream,
 )
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.spec import MOST_GUESSED_TOKENS
 
 RULES = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=None)
 SCORED = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=2)
@@ -58,6 +59,7 @@ def test_a_stop_token_ends_it_and_so_do_scores_that_were_asked_for() -> None:
         token(token_id=384),
         token(token_id=2**32 - 1),
         token(finish=pb.LENGTH),
+        token(guessed=MOST_GUESSED_TOKENS + 1),
         token(finish=pb.STOP),
         token(token_id=1),
         token(finish=7),
