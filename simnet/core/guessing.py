@@ -6,14 +6,28 @@ there. Nothing is kept from one session for another: tapes come again, and would
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from molink.peer.scheduling.trip_load import TripBegun, TripLoad
+from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.routing.cost.pipeline import PipelineStage
 from molink.simnet.core.generations import GenerationTape
 
-OFF, AUTO = "off", "auto"
+OFF, AUTO, DRAFT = "off", "auto", "draft"
 MOST_FIXED = 15
+
+
+@cache
+def bundled_draft() -> DraftModel:
+    """The draft model of what was recorded."""
+    # the reading of checkpoints takes long to load, and most simulations have no draft model
+    from molink.peer.daemon.draft import open_draft
+    from molink.shards.checkpoint.catalog import resolve
+    from molink.shards.checkpoint.store import read_manifest
+
+    recorded = "molink/tiny-shakespeare"
+    return open_draft(f"{recorded}-draft", recorded, read_manifest(resolve(recorded)).files, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +38,19 @@ class SimulatedSpeculation:
     """Always so many, as far as there are; None: as is decided for each trip."""
     temperature: float = 0.0
     """Of the recorded generations."""
+    drafts: bool = False
+    """Whether the bundled draft model guesses too. Its time is not counted."""
 
     @classmethod
     def named(cls, name: str, temperature: float = 0.0) -> "SimulatedSpeculation | None":
-        """What `auto`, `off` or a number stands for; None: nothing is guessed. Raises ValueError with one sentence."""
+        """What `auto`, `draft`, `off` or a number stands for; None: nothing is guessed. Raises ValueError with one
+        sentence."""
         if name in (OFF, "0"):
             return None
-        if name == AUTO:
-            return cls(None, temperature)
+        if name in (AUTO, DRAFT):
+            return cls(None, temperature, name == DRAFT)
         if not (name.isascii() and name.isdecimal() and 1 <= int(name) <= MOST_FIXED):
-            raise ValueError(f"{name!r} is neither auto nor off nor a number from 0 to {MOST_FIXED}")
+            raise ValueError(f"{name!r} is none of auto, draft, off and the numbers from 0 to {MOST_FIXED}")
         return cls(int(name), temperature)
 
 
@@ -46,7 +63,10 @@ class TapeGuesser:
         """`number`: of the session, whose tape begins with another generation than the next one's."""
         self._tape = GenerationTape(number, speculation.temperature)
         self._guesses = SessionGuesses(
-            stages=stages, sampled=speculation.temperature > 0, fixed=speculation.fixed
+            stages=stages,
+            draft=bundled_draft() if speculation.drafts else None,
+            sampled=speculation.temperature > 0,
+            fixed=speculation.fixed,
         )
         self._guesses.extend(self._tape.prompt)
         self._generated = 0

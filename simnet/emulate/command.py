@@ -50,9 +50,9 @@ def emulate_serving(
     speculation: Annotated[
         str,
         option(
-            "Guessed tokens of a trip: auto, off or a number; with commas, one after the other. Timed tails draw what "
-            "the bundled model once did.",
-            "auto|off|K",
+            "Guessed tokens of a trip: auto, draft (a draft model too), off or a number; with commas, one after the "
+            "other. Timed tails draw what the bundled model once did.",
+            "auto|draft|off|K",
         ),
     ] = OFF,
     duration: Annotated[

@@ -47,7 +47,7 @@ class ServingRow:
     prefill_chunk_tokens: int | None
     """Prompts were computed in equal chunks of at most so many tokens; None: as the head chose."""
     speculation: str
-    """Guessed tokens of a trip: auto, off, or a number."""
+    """Guessed tokens of a trip: auto, draft, off, or a number."""
     temperature: float
     """Of the recorded generations that are guessed."""
     bandwidth_mbps: float

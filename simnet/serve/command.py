@@ -77,8 +77,9 @@ def serve(
     speculation: Annotated[
         str | None,
         option(
-            "Guessed tokens of a trip: auto, off (unless told) or a number; several with commas.",
-            "auto|off|K",
+            "Guessed tokens of a trip: auto, draft (a draft model too), off (unless told) or a number; several with "
+            "commas.",
+            "auto|draft|off|K",
         ),
     ] = None,
     temperature: Annotated[

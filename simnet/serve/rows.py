@@ -25,7 +25,7 @@ class ServeRow:
     prefill_chunk_tokens: int | None
     """Prompts are computed in steps of at most so many; None: the head computes how many."""
     speculation: str
-    """Guessed tokens of a trip: auto, off, or a number."""
+    """Guessed tokens of a trip: auto, draft, off, or a number."""
     temperature: float
     """Of the recorded generations that are guessed."""
     requests: int

@@ -25,7 +25,7 @@ class ServedAs:
     """Prompts are computed in equal chunks of at most so many tokens, each in one step; None: as our peers do it. The
     head chooses the chunks, those that come at once are gathered, and beside decode they are computed in slices."""
     speculation: str = OFF
-    """How many guessed tokens travel with a trip: auto, off, or a number."""
+    """How many guessed tokens travel with a trip: auto, draft, off, or a number."""
     temperature: float = 0.0
     """Of the recorded generations that are guessed."""
 

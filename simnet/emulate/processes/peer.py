@@ -40,7 +40,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.shards.spec import Span
-from molink.simnet.core.guessing import SimulatedSpeculation
+from molink.simnet.core.guessing import SimulatedSpeculation, bundled_draft
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
@@ -73,7 +73,7 @@ class PeerConfiguration:
     prefill_chunk_tokens: int | None
     """None: the head chooses, and prompts are gathered, and computed in slices while sessions decode."""
     speculation: str
-    """Guessed tokens of a trip: auto, off, or a number."""
+    """Guessed tokens of a trip: auto, draft, off, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class EmulatedPeer:
                 machine.artifacts,
                 leases,
                 step_times if chunk_tokens is None else None,
-                guesses=None if speculation is None else HeadGuesses(tables=False, fixed=speculation.fixed),
+                guesses=None if speculation is None else _guesses(speculation),
             ),
             self._metrics,
             lambda: None,
@@ -195,6 +195,12 @@ class EmulatedPeer:
             steps=round(value("molink_steps_total")),
             rows=round(value("molink_rows_total")),
         )
+
+
+def _guesses(speculation: SimulatedSpeculation) -> HeadGuesses:
+    """No tables: every session says the same tape."""
+    draft = bundled_draft() if speculation.drafts else None
+    return HeadGuesses(tables=False, draft=draft, fixed=speculation.fixed)
 
 
 def _with_line(facts: PeerFacts, configuration: PeerConfiguration) -> PeerFacts:
