@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -105,6 +105,9 @@ chaos: setup
 # In full; the fast form of each attack is in `make test`.
 attack: setup
 	$(BIN)/python -m pytest -m attack tests/attack
+
+bench-speculation: setup
+	$(BIN)/python tests/bench/speculation
 
 bench-failover: setup
 	$(BIN)/python tests/bench/failover.py --losses 100

@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_args
 import typer
 from platformdirs import user_log_dir
 
+from molink.logs import as_logged, log_to_stderr
 from molink.options import Declared, declared_options
 
 EXIT_FAILURE = 1
@@ -51,14 +52,25 @@ EXTRAS = {
 def option(name: str) -> object:
     """The command line's option for a field of `Configuration`. Its value is checked with those of other sources."""
     declared = declared_options()[name]
-    shown, bounds = declared.option, declared.option.bounds
+    shown, bounds, words = declared.option, declared.option.bounds, option_words(declared)
     return typer.Option(
         f"--{name.replace('_', '-')}",
         metavar=shown.metavar or "|".join(declared.choices) or None,
         help=shown.help,
         min=bounds.ge,
         max=bounds.le,
+        autocompletion=(lambda incomplete: _beginning(words, incomplete)) if words else None,
     )
+
+
+def option_words(declared: Declared) -> tuple[str, ...]:
+    """The words that an option takes among its values, which a shell may offer."""
+    shown = declared.choices or tuple(declared.option.metavar.split("|"))
+    return tuple(word for word in shown if word.islower()) if len(shown) > 1 else ()
+
+
+def _beginning(words: Sequence[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
 
 
 InitialPeers = Annotated[list[str] | None, option("initial_peers")]
@@ -146,10 +158,7 @@ def example(command: str) -> str:
 
 def start_logging(*, verbose: bool, debug: bool) -> None:
     """This product's own log goes to stderr: warnings, and more for whoever asks."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("molink").setLevel(
-        logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
-    )
+    log_to_stderr(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)
 
 
 @contextmanager
@@ -248,7 +257,7 @@ def spread_initial_peers(arguments: Sequence[str]) -> list[str]:
 
 def tell(line: str) -> None:
     """One line on stderr, flushed."""
-    print(line, file=sys.stderr, flush=True)
+    print(as_logged(line), file=sys.stderr, flush=True)
 
 
 def _explain(program: str, error: BaseException, *, debug: bool) -> int:

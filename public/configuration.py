@@ -19,6 +19,7 @@ from platformdirs import user_config_dir
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.options import Configuration, Declared, declared_options
+from molink.tracing import check_endpoint
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -203,14 +204,41 @@ def configured_initial_peers(explicit: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_address(address) for address in peers))
 
 
+def configured(name: str, given: object = None) -> Any:  # noqa: ANN401 - of the type that the option has
+    """The value of an option that other programs than a peer have too: that `given` on the command line, else the
+    environment's, the configuration file's, or its default.
+
+    Raises:
+        SettingsError: it is none that the option takes, or the file cannot be used.
+    """
+    if given is not None:
+        return check_given({name: given}, "the command line")[name]
+    found = read_environment().get(name)
+    return getattr(read_configuration(), name) if found is None else found
+
+
 def heeds_local_network() -> bool:
     """Whether swarms may be looked for on the local network: `MOLINK_LOCAL_NETWORK`, else the configuration file's.
 
     Raises:
         SettingsError: it is neither on nor off, or the file cannot be used.
     """
-    given = read_environment().get("local_network") or read_configuration().local_network
-    return bool(given == "on")
+    return bool(configured("local_network") == "on")
+
+
+def checked_otlp_endpoint(url: str | None) -> str | None:
+    """The same URL, if traces can be sent to it; None if it is empty.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    if not url:
+        return None
+    try:
+        check_endpoint(url)
+    except ValueError as error:
+        raise SettingsError(f"--otlp-endpoint: {error}") from error
+    return url
 
 
 def configured_http_proxy() -> str | None:

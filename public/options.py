@@ -163,6 +163,13 @@ class Configuration:
             Bounds(ge=1, le=64),
         ),
     ] = 32
+    draft: Annotated[
+        Literal["auto", "off", "lookup"],
+        Option(
+            "What tokens are guessed from where this peer is the head: a session's text, and with auto its client's "
+            "earlier generations."
+        ),
+    ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],
         Option("Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them."),
@@ -180,6 +187,16 @@ class Configuration:
     metrics_port: Annotated[
         int | None, Option("Serve /metrics for Prometheus to this machine; 0: any free port.", "N", PORT)
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Option(
+            "Send traces of requests that ask for it to this OpenTelemetry collector, such as http://127.0.0.1:4318.",
+            "URL",
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"], Option("What stands on stderr: text, or a JSON object in each line.")
+    ] = "text"
     transmission_policy: Annotated[
         str, Option("What leaves this machine first: molink, or a rival to measure.", "NAME")
     ] = "molink"

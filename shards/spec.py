@@ -20,6 +20,8 @@ ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 PENALTIES, GRAMMARS = "penalties", "grammars"
 """What a circuit's tail may be able to do where it draws tokens: heed what has been in the sequence (penalties), and
 mask what a grammar forbids."""
+GUESSES = "guesses"
+"""What a hop may be able to do, announced with these: compute guesses beside a decode step's token, and go back."""
 
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""

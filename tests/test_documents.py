@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import generate_api
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,10 @@ def test_files_that_contributing_names_exist() -> None:
     named = re.findall(r"`(\w[\w.]*/[\w./]*)`", text)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_reference_of_the_api_is_what_the_gateway_says_of_itself() -> None:
+    assert (ROOT / "docs/API.md").read_text(encoding="utf-8") == generate_api.document()
 
 
 def test_the_example_of_routing_as_a_library_runs() -> None:

@@ -24,6 +24,7 @@ MOST_ATTRIBUTES = 12
 MOST_METHODS = 20
 SMALL_FOR_A_REASON = {
     "client/gateway/accounts/migrations/env.py": "alembic looks for it by this name",
+    "client/gateway/accounts/migrations/versions/v0004_nodes.py": "a revision changes what it has to",
     "client/gateway/accounts/migrations/versions/v0005_kept_responses.py": "a revision changes what it has to",
     "dht/errors.py": "everybody may import it, and nothing else with it",
     "peer/scheduling/prompt_order.py": "one rule, with its source",
@@ -39,7 +40,7 @@ TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
     "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
-    "SamplingParams", "Sampling", "SamplingRequest",
+    "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
 }  # fmt: skip
 """Values with as many fields as what they describe has: a message, a request, a row of a table, a model's shape."""
 ONE_METHOD_EACH = {"HopCore", "Stepper"}
@@ -49,6 +50,7 @@ LARGE_FOR_A_REASON = {
     " `RankedCache` stands in for all of it",
     "Acceptor": "who proves itself and who is linked share one limiter and one table of guests",
     "Link": "one end over all its connections: suspending, resuming and closing exclude each other",
+    "ClientSession": "circuit, moves, standbys and losses of one generation change together in one loop",
     "AsyncSwarm": "what a user may ask of a swarm, each by its name",
     "Links": "dialled, accepted and spare links to one peer take each other's place",
 }

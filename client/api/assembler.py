@@ -88,6 +88,9 @@ class GenerationAssembler:
             cached_tokens=log.cached_tokens,
             stop_string=self._stops.matched,
             tool_calls=tuple(self._called),
+            trips=log.trips.trips,
+            guessed_tokens=log.trips.guessed,
+            accepted_tokens=log.trips.accepted,
         )
 
     def _finish_reason(self, token: pb.Token) -> FinishReason | None:

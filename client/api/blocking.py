@@ -36,6 +36,7 @@ class Swarm:
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
         partners: str = "auto",
+        speculation: str = "auto",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._swarm = AsyncSwarm(
@@ -46,6 +47,7 @@ class Swarm:
             swarm_key=swarm_key,
             activation_codec=activation_codec,
             partners=partners,
+            speculation=speculation,
             report=report,
         )
         self._stack = ExitStack()

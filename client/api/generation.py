@@ -71,7 +71,7 @@ class Generation:
     """TTFT: seconds from the call to the first token, forming a circuit included."""
     tpot_s: float
     """TPOT: seconds from the first token to the last, over their number less one, as tokens came in, however late
-    they were taken; 0 if there is only one."""
+    they were taken; 0 if there is only one. A mean: where guesses are right, several tokens come at once."""
     circuit: CircuitReport
     epochs: int = 1
     """Circuits that it took: 1, and one more for each failover."""
@@ -84,6 +84,17 @@ class Generation:
     """The stop string that ended it, if one did."""
     tool_calls: tuple[ToolCall, ...] = ()
     """What the model calls, of the tools that it was given."""
+    trips: int = 0
+    """Times round the circuit that brought tokens: each brings one, and those guesses that are right."""
+    guessed_tokens: int = 0
+    """Guesses that travelled."""
+    accepted_tokens: int = 0
+    """Those of them that became tokens of the generation."""
+
+    @property
+    def tokens_per_trip(self) -> float:
+        """Mean over the trips; 0 if none is known."""
+        return len(self.token_ids) / self.trips if self.trips else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from molink.client.api.held_circuits import HeldCircuits
 from molink.client.api.overview import SwarmOverview
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import RunningSessions
+from molink.client.api.sampling import Sampling, checked_prediction, checked_speculation
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
-from molink.client.circuit.session_request import SessionRequest
+from molink.client.circuit.session_request import GUESS_SCOPE, SPECULATES, SessionRequest, Speculation
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
 from molink.client.text.demanded_calls import CallChoice, DemandedCalls, grammar_of_calls
@@ -58,6 +59,7 @@ class SwarmOptions:
     activation_codec: str
     partners: str
     report: Callable[[str], None]
+    speculation: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,14 +111,37 @@ class OpenedSwarm:
             raise InvalidRequest(f"token ids must be in [0, {self.spec.vocabulary_size})", "tokens")
         return self.tokenizer.decode_written(ids)
 
-    def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
+    async def speculation(self, sampling: Sampling) -> Speculation:
+        """Returns what the keyword arguments of a generation say of guesses, or the swarm's own options.
+
+        Raises:
+            InvalidRequest: an argument is of another type, out of range, or not the model's.
+        """
+        wanted = checked_speculation(sampling.get("speculation") or self.options.speculation)
+        predicted = checked_prediction(sampling.get("prediction"))
+        ids = await self._encoded(predicted, "prediction") if predicted and wanted else ()
+        if any(not 0 <= token_id < self.spec.vocabulary_size for token_id in ids):
+            raise InvalidRequest(f"token ids must be in [0, {self.spec.vocabulary_size})", "prediction")
+        return Speculation(wanted, ids, GUESS_SCOPE.get())
+
+    def session(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        speculation: Speculation = SPECULATES,
+        *,
+        trace: bool = False,
+        trace_context: bytes = b"",
+    ) -> ClientSession:
         """Makes a session that has not begun."""
         asked = SessionRequest(
             ids,
             params,
-            trace or self.running.are_timed,
+            trace or bool(trace_context) or self.running.are_timed,
             self.options.activation_codec,
             self.options.partners == "auto",
+            speculation,
+            trace_context,
             self.held.take(),
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)
@@ -170,22 +195,26 @@ class OpenedSwarm:
                 async for piece in pieces:
                     yield piece
 
-    async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+    async def _encoded(self, prompt: Prompt, parameter: str = "prompt") -> tuple[int, ...]:
         if not isinstance(prompt, str):
             try:
                 return tuple(map(operator.index, prompt))
             except TypeError as error:
-                raise InvalidRequest(f"the prompt must be text or token ids: {error}", "prompt") from error
+                raise InvalidRequest(
+                    f"the {parameter} must be text or token ids: {error}", parameter
+                ) from error
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(
-                "the prompt is not valid text: it holds half of a character", "prompt"
+                f"the {parameter} is not valid text: it holds half of a character", parameter
             ) from error
         try:
             return await self.text.encode(prompt)
         except TokenizerError as error:
-            raise InvalidRequest(f"the prompt cannot be turned into tokens: {error}", "prompt") from error
+            raise InvalidRequest(
+                f"the {parameter} cannot be turned into tokens: {error}", parameter
+            ) from error
 
 
 async def open_swarm(
@@ -209,6 +238,7 @@ async def open_swarm(
         )
     if options.partners not in ("auto", "off"):
         raise InvalidRequest(f"partners must be auto or off, got {options.partners!r}", "partners")
+    checked_speculation(options.speculation)
     swarm_key = _swarm_key(options.swarm_key)
     addresses = await _addresses(options.initial_peers, private=swarm_key is not None)
     connection = SwarmConnection(addresses, swarm_key, _http_proxy(), identity=identity)

@@ -1,7 +1,7 @@
-"""The sampling arguments of a swarm's methods, checked into a `SamplingParams`."""
+"""The keyword arguments of a swarm's methods: how to draw, checked into a `SamplingParams`, and what to guess from."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from molink.client.errors import InvalidRequest
 from molink.shards.grammar import Grammar, GrammarError
@@ -10,7 +10,8 @@ from molink.shards.spec import SamplingError, SamplingParams
 
 class Sampling(TypedDict, total=False):
     """Keyword arguments of `generate` and its kin; meanings, ranges and defaults are those of `SamplingParams`. A
-    grammar may be asked for as OpenAI's `response_format` too."""
+    grammar may be asked for as OpenAI's `response_format` too. `speculation` (`auto`, `off`) and `prediction`, text or
+    token ids that are likely to be generated, change how fast tokens come, and no token."""
 
     max_new_tokens: int
     temperature: float
@@ -29,6 +30,13 @@ class Sampling(TypedDict, total=False):
     min_tokens: int
     grammar: Grammar | None
     response_format: Mapping[str, object] | None
+    speculation: str | None
+    prediction: str | Sequence[int] | None
+
+
+MOST_PREDICTION_BYTES: Final = 64 * 1024
+MOST_PREDICTION_TOKENS: Final = MOST_PREDICTION_BYTES // 4
+_OF_SPECULATION: Final = ("speculation", "prediction")
 
 
 def checked_params(params: SamplingParams | None, sampling: Sampling) -> SamplingParams:
@@ -38,16 +46,21 @@ def checked_params(params: SamplingParams | None, sampling: Sampling) -> Samplin
         InvalidRequest: both are given, or an argument is unknown, of another type or out of range: `parameter` says
             which.
     """
-    if params is not None and sampling:
-        raise InvalidRequest(f"give either params or {', '.join(sampling)}, not both", "params")
+    drawing = [name for name in sampling if name not in _OF_SPECULATION]
+    if params is not None and drawing:
+        raise InvalidRequest(f"give either params or {', '.join(drawing)}, not both", "params")
     if params is not None:
         return params
-    for name in sampling:
+    for name in drawing:
         if name not in Sampling.__annotations__:
             raise InvalidRequest(
                 f"there is no {name}: choose from {', '.join(Sampling.__annotations__)}", name
             )
-    given = {name: _as_tuple(value) for name, value in sampling.items() if name != "response_format"}
+    given = {
+        name: _as_tuple(value)
+        for name, value in sampling.items()
+        if name != "response_format" and name not in _OF_SPECULATION
+    }
     if sampling.get("response_format") is not None:
         if sampling.get("grammar") is not None:
             raise InvalidRequest("give either grammar or response_format, not both", "response_format")
@@ -59,6 +72,40 @@ def checked_params(params: SamplingParams | None, sampling: Sampling) -> Samplin
         return SamplingParams(**given)  # type: ignore[arg-type]
     except SamplingError as error:
         raise InvalidRequest(str(error), error.parameter) from error
+
+
+def checked_speculation(speculation: str | None, parameter: str = "speculation") -> bool:
+    """Whether tokens are guessed; None: they are.
+
+    Raises:
+        InvalidRequest: it is neither `auto` nor `off`.
+    """
+    if speculation not in (None, "auto", "off"):
+        raise InvalidRequest(f"speculation must be auto or off, got {speculation!r}", parameter)
+    return speculation != "off"
+
+
+def checked_prediction(prediction: object) -> str | tuple[int, ...]:
+    """The prediction, without one that says nothing.
+
+    Raises:
+        InvalidRequest: it is neither text nor token ids, or larger than MOST_PREDICTION_BYTES.
+    """
+    if prediction is None:
+        return ()
+    if isinstance(prediction, str):
+        size = len(prediction.encode(errors="replace"))
+    elif isinstance(prediction, Sequence) and all(type(one) is int for one in prediction):
+        size = 4 * len(prediction)
+    else:
+        raise InvalidRequest("a prediction is text or token ids", "prediction")
+    if size > MOST_PREDICTION_BYTES:
+        raise InvalidRequest(
+            f"a prediction of {size} bytes is more than the {MOST_PREDICTION_BYTES} that a generation takes, or "
+            f"{MOST_PREDICTION_TOKENS} token ids: send the part that is likely to come first",
+            "prediction",
+        )
+    return prediction if isinstance(prediction, str) else tuple(prediction)
 
 
 def read_response_format(response_format: object) -> Grammar | None:

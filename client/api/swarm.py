@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from molink.client.api.circuits_preview import CircuitsPreview, preview_circuits
+from molink.client.api.event_streams import check_timeout, generation_events, texts, whole
 from molink.client.api.explain import Tracer
 from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.held_circuits import HeldCircuits
@@ -28,7 +29,6 @@ from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
 from molink.client.text.demanded_calls import CallChoice
 from molink.client.text.text_work import ChatOptions, OpenTextWork
-from molink.client.text.tool_calls import ToolCallStream
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -52,9 +52,12 @@ class AsyncSwarm:
             that take part in it; tokens may then differ. `none`: the model's own numbers, nothing is lost.
         partners: `auto` has other peers keep copies of the KV caches of a generation's hops, where some have room, so
             that it goes on at once if a hop is lost; they read what those hops read. `off`: none are kept.
+        speculation: `auto` has the head of a circuit guess tokens, so that one trip round it brings several where
+            guesses are right; the tokens are the same. `off`: each trip brings one.
         report: called with a line of progress while circuits form.
 
-    Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
+    Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Beside them
+    `speculation` may be given for one generation, and `prediction`: text or token ids that are likely to come. Greedy
     decoding in float32 gives the tokens that transformers gives; in other dtypes, those of some batch composition.
     """
 
@@ -68,6 +71,7 @@ class AsyncSwarm:
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
         partners: str = "auto",
+        speculation: str = "auto",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._options = SwarmOptions(
@@ -79,6 +83,7 @@ class AsyncSwarm:
             activation_codec,
             partners,
             report or _no_report,
+            speculation,
         )
         self.text_work: OpenTextWork | None = None
         """Turns text into tokens; to be set before the swarm is opened. None: a thread for a model of this machine,
@@ -204,7 +209,7 @@ class AsyncSwarm:
             NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
             PeerLost: a peer was lost in mid-generation and no other circuit formed.
         """
-        return await _whole(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling))
+        return await whole(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling))
 
     async def stream(
         self,
@@ -215,7 +220,7 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """The text as soon as it is certain. Arguments and errors as for `generate`."""
-        async for text in _texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
+        async for text in texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
             yield text
 
     async def chat(
@@ -247,7 +252,7 @@ class AsyncSwarm:
             timeout_s=timeout_s,
             **sampling,
         )
-        return await _whole(pieces)
+        return await whole(pieces)
 
     async def stream_chat(
         self,
@@ -258,7 +263,7 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """As `chat`, the text as soon as it is certain."""
-        async for text in _texts(
+        async for text in texts(
             self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
         ):
             yield text
@@ -273,7 +278,9 @@ class AsyncSwarm:
     ) -> AsyncGenerator[TextPiece, None]:
         """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
         opened = self._open()
-        return _events(opened, lambda: opened.encode(prompt), checked_params(params, sampling), timeout_s)
+        return generation_events(
+            opened, lambda: opened.encode(prompt), checked_params(params, sampling), sampling, timeout_s
+        )
 
     def stream_chat_events(
         self,
@@ -295,10 +302,11 @@ class AsyncSwarm:
             raise InvalidRequest("a chat needs at least one message", "messages")
         opened = self._open()
         chat = ChatOptions(tools, chat_template_kwargs or {})
-        return _events(
+        return generation_events(
             opened,
             lambda: opened.encode_chat(messages, chat),
             opened.demanding_calls(checked_params(params, sampling), tool_choice, tools),
+            sampling,
             timeout_s,
             opened.tool_calls(tools),
         )
@@ -328,12 +336,14 @@ class AsyncSwarm:
     ) -> Explanation:
         """Generates, and says for each hop what it was predicted to take and what it took."""
         opened = self._open()
-        params = checked_params(None, {"max_new_tokens": 32, **sampling})
-        _check_timeout(timeout_s)
-        session = opened.session(await opened.encode(prompt), params, trace=True)
+        asked: Sampling = {"max_new_tokens": 32, **sampling}
+        params = checked_params(None, asked)
+        check_timeout(timeout_s)
+        speculation = await opened.speculation(sampling)
+        session = opened.session(await opened.encode(prompt), params, speculation, trace=True)
         tracer = Tracer()
         session.watch = tracer.record_token
-        generation = await _whole(opened.pieces(session, params, timeout_s))
+        generation = await whole(opened.pieces(session, params, timeout_s))
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
@@ -354,43 +364,6 @@ class AsyncSwarm:
                 "the swarm is not open: use it inside `with Swarm(...)` or `async with AsyncSwarm(...)`"
             )
         return self._opened
-
-
-async def _events(
-    opened: OpenedSwarm,
-    encoded: Callable[[], Awaitable[tuple[int, ...]]],
-    params: SamplingParams,
-    timeout_s: float,
-    calls: ToolCallStream | None = None,
-) -> AsyncGenerator[TextPiece, None]:
-    _check_timeout(timeout_s)
-    pieces = opened.pieces(opened.session(await encoded(), params), params, timeout_s, calls)
-    try:
-        async for piece in pieces:
-            yield piece
-    finally:
-        await pieces.aclose()
-
-
-def _check_timeout(timeout_s: float) -> None:
-    if not timeout_s >= 0:
-        raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
-
-
-async def _whole(pieces: AsyncIterator[TextPiece]) -> Generation:
-    async for piece in pieces:
-        if piece.generation is not None:
-            return piece.generation
-    raise RuntimeError("a generation ended without its last piece")
-
-
-async def _texts(pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[str, None]:
-    try:
-        async for piece in pieces:
-            if piece.text:
-                yield piece.text
-    finally:
-        await pieces.aclose()
 
 
 def _no_report(_: str) -> None:

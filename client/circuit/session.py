@@ -21,6 +21,7 @@ from molink.client.circuit.session_request import (
     describe_session,
     further_blocks,
     needs_history,
+    start_of,
 )
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
@@ -51,6 +52,7 @@ class ClientSession:
         self._circuit_builder = circuit_builder
         self._report = report
         self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
+        self._speculation = asked.speculation
         tells = needs_history(self._template.sampling)
         self._tokens = SessionTokens(self._template.session, asked.prompt, tell_tails=tells)
         self._events: asyncio.Queue[TokenArrival | HopLost] = asyncio.Queue(
@@ -92,6 +94,7 @@ class ClientSession:
                 token = event.token
                 self._tokens.history.append(token.token_id)
                 self.log.record_token(event.at_s, self._circuits.first_token_since_s)
+                self.log.trips.record_token(token.epoch, token.step, token.guessed)
                 self._circuits.handle(core.Yielded(), clock())
                 if token.finish != pb.NOT_FINISHED:
                     self.log.standbys = self.standbys.by_hop()
@@ -177,12 +180,7 @@ class ClientSession:
         self.log.route = circuit.route
         self.log.epochs = self._circuits.runs
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
-        start = pb.Start(
-            session=self._template.session,
-            epoch=self._template.epoch,
-            token_ids=self._tokens.history,
-            position=circuit.position,
-        )
+        start = start_of(self._template, self._speculation, self._tokens.history, circuit.position)
         for link in circuit.links:
             if link.closed_because is not None:
                 self._lose(HopLost(self._template.epoch, link.peer_id, "lost", as_said(link.closed_because)))

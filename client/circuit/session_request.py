@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from molink.client.epochs.kept_leases import PlannedRoute
@@ -10,6 +11,25 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import GRAMMARS, PENALTIES, ModelSpec, SamplingParams
+
+GUESS_SCOPE: ContextVar[bytes] = ContextVar("GUESS_SCOPE", default=b"")
+"""Generations of one scope are guessed from each other: a client that asks for several users sets each user's own, of
+at most 16 bytes, around the call that begins a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a generation's tokens may be guessed from."""
+
+    wanted: bool = True
+    """Whether they are guessed at all. The tokens are the same."""
+    prediction: Sequence[int] = ()
+    """What will be generated, as far as whoever asks can tell."""
+    scope: bytes = b""
+    """As GUESS_SCOPE."""
+
+
+SPECULATES = Speculation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +43,9 @@ class SessionRequest:
     activation_codec: str = "none"
     partners: bool = True
     """Whether other peers keep copies of its hops' KV caches, to go on from after a loss."""
+    speculation: Speculation = SPECULATES
+    trace_context: bytes = b""
+    """Of the span that hops' spans are parts of (`molink.tracing`); empty: they write none."""
     begins_on: PlannedRoute | None = None
     """The circuit to try before another is planned."""
 
@@ -33,11 +56,11 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
     `prefix_key` (32 bytes): with which the client names the blocks of its prompts.
 
     Raises:
-        InvalidRequest: prompt and new tokens together are more than a message takes.
+        InvalidRequest: prompt, prediction and new tokens together are more than a message takes.
     """
     prompt, params = asked.prompt, asked.params
     capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
-    _require_sendable(prompt, capacity, spec)
+    _require_sendable(asked, capacity, spec)
     return pb.SessionDescriptor(
         session=secrets.token_bytes(16),
         epoch=0,
@@ -46,8 +69,24 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
         prompt_tokens=len(prompt),
         capacity_tokens=capacity,
         trace=asked.trace,
+        trace_context=asked.trace_context,
         prefix_blocks=b"".join(block_names(prompt[:-1], prefix_key)[:MAX_PREFIX_BLOCKS]),
         activation_codec="" if asked.activation_codec == "none" else asked.activation_codec,
+        speculates=asked.speculation.wanted,
+    )
+
+
+def start_of(
+    template: pb.SessionDescriptor, speculation: Speculation, history: Sequence[int], position: int
+) -> pb.Start:
+    """Returns what a head begins the descriptor's epoch with: the sequence so far, stepped from that position on."""
+    return pb.Start(
+        session=template.session,
+        epoch=template.epoch,
+        token_ids=history,
+        position=position,
+        prediction=speculation.prediction if speculation.wanted else (),
+        guess_scope=speculation.scope,
     )
 
 
@@ -71,10 +110,11 @@ def further_blocks(history: Sequence[int], template: pb.SessionDescriptor, prefi
     return b"".join(block_names(history, prefix_key)[named:MAX_PREFIX_BLOCKS])
 
 
-def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
+def _require_sendable(asked: SessionRequest, capacity: int, spec: ModelSpec) -> None:
     """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
+    prompt, speculation = asked.prompt, asked.speculation
     id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
-    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=prompt)
+    start = start_of(pb.SessionDescriptor(session=bytes(16), epoch=2**32 - 1), speculation, prompt, 0)
     needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes
     if needed > MAX_HEADER_BYTES:
         raise InvalidRequest(

@@ -14,6 +14,7 @@ import typer
 
 from molink import commands
 from molink.client.commands import options
+from molink.client.commands.config_commands import config_app
 from molink.client.text.early_text import early_process
 from molink.commands import (
     EXIT_FAILURE,
@@ -54,6 +55,9 @@ class _Asked:
     timeout_s: float
     sampling: "Sampling"
     shown: Literal["stream", "whole", "json"]
+
+
+app.add_typer(config_app)
 
 
 @app.callback()
@@ -109,21 +113,25 @@ def chat(
     stop: options.Stop = None,
     timeout: options.Timeout = FORMATION_TIMEOUT_S,
     activation_codec: options.ActivationCodec = "none",
+    markdown: options.MarkdownShown = True,
+    history: options.History = True,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
     """Talk with the model.
 
     Reads a line at a time, from the keyboard or a pipe, and prints the answers. Ctrl-C stops an answer. /bye, the
-    end of the input (Ctrl-D; on Windows Ctrl-Z and Enter) or Ctrl-C in place of a question ends the chat.
+    end of the input (Ctrl-D; on Windows Ctrl-Z and Enter) or Ctrl-C in place of a question ends the chat. At a terminal
+    Alt-Enter begins a new line, answers are shown as Markdown, and behind each stand its circuit and times.
     """
     start_logging(verbose=verbose, debug=debug)
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
     with Progress() as progress, _explained():
-        from molink.client.commands.conversation import converse
+        from molink.client.commands.conversation import ChatTerminal, converse
 
         swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
-        if not converse(swarm, progress, system, timeout, **sampling):
+        terminal = ChatTerminal(markdown, _history_file() if history else None)
+        if not converse(swarm, progress, system, timeout, terminal, **sampling):
             raise CommandFailed("no question was answered: the lines above say why")
 
 
@@ -255,6 +263,13 @@ def _swarm(
     )
     swarm.text_work = None if early is None else partial(TextProcesses, early=early)
     return swarm
+
+
+def _history_file() -> Path:
+    """Where what was said in chats is kept: this user's alone."""
+    from platformdirs import user_state_dir
+
+    return Path(user_state_dir("molink", appauthor=False)) / "chat_history"
 
 
 def _prompt(given: str) -> str:

@@ -1,23 +1,26 @@
 """A chat in the terminal: lines in, answers out, one after the other."""
 
 import asyncio
-import importlib.util
 import io
 import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from molink.client.api.generation import Generation
 from molink.client.api.sampling import Sampling
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.commands.presentation import end_line, write_text
+from molink.client.commands.chat_terminal import AnswerView, MarkdownAnswer, PlainAnswer, PromptLines
+from molink.client.commands.presentation import circuit_of, console, end_line, summary
 from molink.client.errors import InvalidRequest, SwarmError
 from molink.commands import plain, tell
 from molink.progress import Progress
@@ -32,6 +35,22 @@ _HELP = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTerminal:
+    """What the user wants of a terminal, where both input and output are one."""
+
+    markdown: bool = True
+    history: Path | None = None
+    """Where what was said is kept for later chats; None: nowhere."""
+
+    def opened(self) -> tuple[PromptLines | None, Callable[[], AnswerView]]:
+        """What reads lines (None: the interpreter's own `input`, or a pipe), and what makes the view of an answer."""
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return None, PlainAnswer
+        out = console()
+        return PromptLines(self.history), (lambda: MarkdownAnswer(out)) if self.markdown else PlainAnswer
+
+
 @dataclass(slots=True, eq=False)
 class Conversation:
     """Conversation: what was said so far, and how to go on. A turn that fails leaves nothing behind."""
@@ -41,6 +60,10 @@ class Conversation:
     timeout_s: float
     sampling: Sampling
     system: str | None = None
+    view: Callable[[], AnswerView] = PlainAnswer
+    """Makes what shows the next answer."""
+    tells_figures: bool = False
+    """Whether each answer is followed by its circuit and times, on stderr."""
     turns: list[Mapping[str, str]] = field(default_factory=list)
     """User and assistant in turn."""
 
@@ -66,23 +89,32 @@ class Conversation:
         asked = {"role": "user", "content": said}
         messages = [*system, *self.turns, asked]
         text = ""
+        generation: Generation | None = None
+        view: AnswerView | None = None
         self.progress.begin("Looking for a circuit")
+        pieces = self.swarm.stream_chat_events(messages, timeout_s=self.timeout_s, **self.sampling)
         try:
-            async for piece in self.swarm.stream_chat(messages, timeout_s=self.timeout_s, **self.sampling):
-                self.progress.end()
-                write_text(piece)
-                text += piece
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    generation = piece.generation
+                    if piece.text:
+                        self.progress.end()
+                        view = view or self.view()
+                        view.show(piece.text)
+                        text += piece.text
         except asyncio.CancelledError:  # what was said up to here was said
             if text:
                 self.turns += [asked, {"role": "assistant", "content": text}]
             raise
         finally:
             self.progress.end()
-            if text:
-                end_line(text)
-        if not text:
+            if view is not None:
+                view.end()
+        if view is None:
             end_line(text)
         self.turns += [asked, {"role": "assistant", "content": text}]
+        if self.tells_figures and generation is not None:
+            tell(f"({circuit_of(generation)}; {summary(generation)})")
 
 
 def converse(
@@ -90,6 +122,7 @@ def converse(
     progress: Progress,
     system: str | None,
     timeout_s: float,
+    terminal: ChatTerminal,
     **sampling: Unpack[Sampling],
 ) -> bool:
     """Chats until the end of the input. Returns whether anything was answered, or nothing was asked.
@@ -106,11 +139,12 @@ def converse(
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(swarm):
         progress.end()
         if sys.stdin.isatty():
-            if importlib.util.find_spec("readline") is not None:
-                import readline  # noqa: F401 - with it `input` has arrow keys and a history
             tell(f"Talking with {plain(swarm.model.name)}; /bye ends it, /help says what else there is")
-        conversation = Conversation(swarm, progress, timeout_s, sampling, system)
-        while (said := _next_line()) is not None:
+        lines, view = terminal.opened()
+        conversation = Conversation(
+            swarm, progress, timeout_s, sampling, system, view, tells_figures=sys.stderr.isatty()
+        )
+        while (said := _next_line(lines)) is not None:
             word = said.strip()
             if not word or (sys.stdin.isatty() and _is_command(word, conversation)):
                 continue
@@ -173,16 +207,18 @@ def _turn(portal: BlockingPortal, conversation: Conversation, said: str) -> bool
     return False
 
 
-def _next_line() -> str | None:
+def _next_line(lines: PromptLines | None) -> str | None:
     """Reads what the user says next, without its line break; None at the end of the input."""
     if sys.stdin.isatty():
         try:
-            return input(INVITATION)
+            said = input(INVITATION) if lines is None else lines.read(INVITATION)
         except EOFError:
-            print()
-            return None
+            said = None
         except KeyboardInterrupt:
             print()
             raise
+        if said is None:
+            print()
+        return said
     line = sys.stdin.readline()
     return line.rstrip("\r\n") if line else None

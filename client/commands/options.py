@@ -46,6 +46,16 @@ Stop = Annotated[
     ),
 ]
 Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")]
+MarkdownShown = Annotated[
+    bool,
+    typer.Option("--markdown/--no-markdown", help="At a terminal, show answers as Markdown, or as they are."),
+]
+History = Annotated[
+    bool,
+    typer.Option(
+        "--history/--no-history", help="At a terminal, keep what you say for the arrow keys of later chats."
+    ),
+]
 Timeout = Annotated[
     float, typer.Option(metavar="S", min=0.0, help="Seconds that a circuit may take to form.")
 ]

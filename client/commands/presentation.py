@@ -40,7 +40,7 @@ def write_text(text: str) -> None:
         CommandFailed: nobody reads it any more.
     """
     try:
-        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open to the end
@@ -60,15 +60,24 @@ def summary(generation: Generation) -> str:
     again = f", {generation.epochs - 1} of its circuits lost on the way" if generation.epochs > 1 else ""
     taken_over = sum(one.by_standby for one in generation.recoveries)
     again += f" ({taken_over} taken over by standbys)" if taken_over else ""
+    trips = f" in {counted(generation.trips, 'trip')}" if generation.accepted_tokens else ""
     return (
-        f"{counted(tokens, 'token')} over {counted(hops, 'hop')}{again}: the first after {generation.ttft_s:.2f} s, "
-        f"then {generation.tpot_s * 1000:.1f} ms each"
+        f"{counted(tokens, 'token')}{trips} over {counted(hops, 'hop')}{again}: "
+        f"the first after {generation.ttft_s:.2f} s, then {generation.tpot_s * 1000:.1f} ms each"
     )
 
 
-def counted(number: int, what: str) -> str:
-    """`1 peer`, `2 peers`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def circuit_of(generation: Generation) -> str:
+    """The hops of the last circuit by name, with their layers: `attic 0:6 → cellar 6:12`."""
+    return " → ".join(
+        f"{plain(hop.name) or hop.peer_id[-SHORT_ID:]} {hop.start}:{hop.stop}"
+        for hop in generation.circuit.hops
+    )
+
+
+def counted(number: int, what: str, several: str = "") -> str:
+    """`1 peer`, `2 peers`; `several` where that is not made with an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {several or f'{what}s'}"
 
 
 def generation_json(prompt: str, model: str, generation: Generation) -> dict[str, object]:
@@ -91,6 +100,7 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "predicted_ttft_ms": explanation.predicted_ttft_ms,
         "measured_ttft_ms": explanation.measured_ttft_ms,
         "objective_ms": explanation.objective_ms,
+        "tokens_per_trip": explanation.generation.tokens_per_trip,
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -119,6 +129,13 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             out.print(_terms_table(explanation))
             _print_said("Measured", [times.measured for times in explanation.hops], out)
             _print_said("Assumed", [times.assumed for times in explanation.hops], out)
+    generation = explanation.generation
+    if generation.guessed_tokens:
+        out.print(
+            f"A trip round the circuit brought {generation.tokens_per_trip:.2f} tokens: "
+            f"{generation.accepted_tokens} of {counted(generation.guessed_tokens, 'guess', 'guesses')} were right",
+            markup=False,
+        )
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
     if kept:
         said = ", ".join(map(_copy_of, kept))
@@ -233,7 +250,7 @@ def _name(times: HopTimes) -> str:
     return times.hop.name or times.hop.peer_id[-SHORT_ID:]
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Without control characters, and without those that reorder or hide what stands around them."""
     return "".join(
         "\ufffd"

@@ -30,6 +30,27 @@ class HopLost:
 
 
 @dataclass(slots=True)
+class TripCounts:
+    """Counts of the trips round circuits that brought one generation's tokens."""
+
+    trips: int = 0
+    guessed: int = 0
+    """Tokens that travelled as guesses."""
+    accepted: int = 0
+    """Those of them that became tokens of the generation."""
+    _latest: tuple[int, int] = (0, -1)
+
+    def record_token(self, epoch: int, step: int, guessed: int) -> None:
+        """Records a token that was drawn in that step. `guessed`: with the first of a step, how many guesses it had."""
+        if (epoch, step) == self._latest:
+            self.accepted += 1
+            return
+        self._latest = epoch, step
+        self.trips += 1
+        self.guessed += guessed
+
+
+@dataclass(slots=True)
 class SessionLog:
     """Session log: what became of a session, for reports."""
 
@@ -53,6 +74,7 @@ class SessionLog:
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)
     """When each new token came in, by the loop's clock, however late it is taken."""
+    trips: TripCounts = field(default_factory=TripCounts)
 
     def record_token(self, at_s: float, started_s: float | None) -> None:
         """Records a token, the first of a circuit that was started then, or a later one."""

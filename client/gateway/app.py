@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from molink.client.errors import ModelNotFound
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.accounts.key_quota import RATE_LIMIT_HEADERS
 from molink.client.gateway.accounts.opening import open_to_anybody
+from molink.client.gateway.apis import documents
+from molink.client.gateway.apis.documents import answers, messages_answers
 from molink.client.gateway.apis.kept_responses import KeptResponses
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -19,13 +22,16 @@ from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import HANDLED, MESSAGES, on_error
 from molink.client.gateway.generating import Gateway
-from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.page.routes import add_page
 from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import plain_host
 from molink.client.gateway.slots import WAITING_S, Slots
+from molink.client.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from molink.client.gateway.telemetry.request_traces import RequestTraces
+from molink.client.gateway.tokenizing import Tokenizing
+from molink.tracing import Traces
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -62,23 +68,35 @@ def create_app(
         gatekeeper: opened and closed by the caller; None: everybody is let in.
     """
     gatekeeper = gatekeeper or open_to_anybody()
-    app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="MoLink gateway",
+        version=version("molink"),
+        description="Models of a swarm, in the APIs of OpenAI and Anthropic.",
+        docs_url=None,
+        redoc_url=None,
+        responses=documents.REFUSED,
+    )
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
     feed = SwarmFeed(models.first, invites)
     gateway = app.state.gateway = Gateway(models, metrics, slots, feed, gatekeeper)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(
-        RequestMiddleware, gatekeeper=gatekeeper, metrics=metrics, allowed_hosts=names, paths=WITH_BODIES
+        RequestMiddleware,
+        gatekeeper=gatekeeper,
+        metrics=metrics,
+        allowed_hosts=names,
+        paths=WITH_BODIES,
     )
     for kind in HANDLED:
         app.add_exception_handler(kind, on_error)
     _add_openai(app, gateway)
     _add_usage(app, gatekeeper)
     _add_anthropic(app, gateway)
-    _add_tokens(app, gateway)
+    _add_tokens(app, Tokenizing(models))
     _add_probes(app, gateway, metrics)
     add_page(app, feed)
+    documents.describe_api(app)
     return app
 
 
@@ -95,13 +113,21 @@ def add_origins(app: FastAPI, origins: Collection[str]) -> None:
         )
 
 
+def add_traces(app: FastAPI, traces: Traces | None) -> None:
+    """Has what is done for generations be told to a collector, and hops be asked to tell theirs; None: neither."""
+    if traces is not None:
+        app.add_middleware(RequestTraces, traces=traces, paths=WITH_BODIES)
+
+
 def _add_openai(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/models")
+    @app.get("/v1/models", **answers(documents.ModelListDocument))
     async def list_models(request: Request) -> dict[str, Any]:
+        """The models that the key may ask for, with their aliases."""
         return {"object": "list", "data": await gateway.models(request.state.caller)}
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", **answers(documents.ModelDocument))
     async def one_model(model: str, request: Request) -> dict[str, Any]:
+        """One model, by its name, hash or alias."""
         served = await gateway.models(request.state.caller)
         for entry in served:
             if model in (entry["id"], entry["model_hash"]):
@@ -110,16 +136,19 @@ def _add_openai(app: FastAPI, gateway: Gateway) -> None:
             model, f"this gateway serves {', '.join(entry['id'] for entry in served) or 'you none'}"
         )
 
-    @app.post(COMPLETIONS)
+    @app.post(COMPLETIONS, **answers(documents.CompletionDocument, events=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Goes on from a text, or from token ids."""
         return await gateway.complete(body, request)
 
-    @app.post(CHAT)
+    @app.post(CHAT, **answers(documents.ChatDocument, events=True))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answers a chat, in the form of the model's chat template; calls functions that it is given."""
         return await gateway.chat(body, request)
 
-    @app.post(RESPONSES)
+    @app.post(RESPONSES, **answers(documents.ResponseDocument, events=True))
     async def responses(body: ResponseRequest, request: Request) -> Response:
+        """Answers in OpenAI's Responses API. Nothing is kept: send the whole conversation."""
         return await gateway.respond(body, request)
 
 
@@ -127,56 +156,69 @@ def add_kept_responses(app: FastAPI, kept: KeptResponses) -> None:
     """Has responses kept, and adds the routes to what is kept."""
     app.state.gateway.keep_responses(kept)
 
-    @app.get(f"{RESPONSES}/{{response_id}}")
+    @app.get(f"{RESPONSES}/{{response_id}}", **answers(documents.ResponseDocument))
     async def get_response(response_id: str, request: Request) -> dict[str, Any]:
+        """A response that was kept."""
         return (await kept.get(request.state.caller, response_id)).document
 
-    @app.delete(f"{RESPONSES}/{{response_id}}")
+    @app.delete(f"{RESPONSES}/{{response_id}}", **answers(documents.DeletedDocument))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
+        """Keeps a response no longer."""
         await kept.drop(request.state.caller, response_id)
         return {"id": response_id, "object": "response.deleted", "deleted": True}
 
 
 def _add_usage(app: FastAPI, gatekeeper: Gatekeeper) -> None:
-    @app.get("/v1/usage")
+    @app.get("/v1/usage", **answers(documents.UsageDocument))
     async def own_usage(
         request: Request, days: Annotated[int, Query(ge=1, le=MOST_USAGE_DAYS)] = USAGE_DAYS
     ) -> dict[str, Any]:
+        """What the key has used, by day (UTC) and model."""
         lines = await gatekeeper.usage(request.state.caller, days)
         data = [{"day": one.of.day, "model": one.of.model, **asdict(one.counts)} for one in lines]
         return {"object": "usage", "data": data}
 
 
 def _add_anthropic(app: FastAPI, gateway: Gateway) -> None:
-    @app.post(MESSAGES)
+    @app.post(
+        MESSAGES,
+        **messages_answers(documents.MessageDocument, events=True),
+    )
     async def messages(body: MessageRequest, request: Request) -> Response:
+        """Answers in Anthropic's Messages API."""
         return await gateway.message(body, request)
 
-    @app.post(COUNT_TOKENS)
+
+def _add_tokens(app: FastAPI, tokenizing: Tokenizing) -> None:
+    @app.post(COUNT_TOKENS, **messages_answers(documents.CountDocument))
     async def count_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
-        return await gateway.count_tokens(body, request.state.caller)
+        """Counts the tokens of a message before it is asked."""
+        return await tokenizing.count_tokens(body, request.state.caller)
 
-
-def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
-    @app.post(TOKENIZE)
+    @app.post(TOKENIZE, **answers(documents.TokensDocument))
     async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        return await gateway.tokenize(body, request.state.caller)
+        """Makes token ids of a text or a chat, as the model would get them."""
+        return await tokenizing.tokenize(body, request.state.caller)
 
-    @app.post(DETOKENIZE)
+    @app.post(DETOKENIZE, **answers(documents.TextDocument))
     async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        return await gateway.detokenize(body, request.state.caller)
+        """Makes text of token ids."""
+        return await tokenizing.detokenize(body, request.state.caller)
 
 
 def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:
-    @app.get("/healthz")
+    @app.get("/healthz", **answers(documents.StatusDocument))
     async def health() -> dict[str, str]:
+        """Says that the process lives."""
         return {"status": "ok"}
 
-    @app.get("/readyz")
+    @app.get("/readyz", **answers(documents.StatusDocument))
     async def readiness() -> Response:
+        """Says whether a circuit could be formed now, or which layers are missing."""
         failure = await gateway.is_ready()
         return JSONResponse({"status": "ready"}) if failure is None else failure.response()
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
+        """Metrics for Prometheus; with keys, for one of scope `operate`."""
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)

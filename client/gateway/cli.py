@@ -18,7 +18,8 @@ from molink.client.gateway.services.service_commands import services_app
 from molink.client.gateway.shares import LOCAL, user_of
 from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
-from molink.configuration import SettingsError, check_address
+from molink.configuration import SettingsError, check_address, checked_otlp_endpoint, configured
+from molink.logs import log_as_json
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -104,6 +105,8 @@ def serve(
             help="Keep what /v1/responses answers for so long, for requests that go on from it; nothing, unless told.",
         ),
     ] = None,
+    otlp_endpoint: Annotated[str | None, commands.option("otlp_endpoint")] = None,
+    log_format: Annotated[str | None, commands.option("log_format")] = None,
     database: DatabaseUrl = None,
     state_dir: Annotated[
         Path | None,
@@ -128,6 +131,8 @@ def serve(
         _require_no_options(context)
         return
     start_logging(verbose=verbose, debug=debug)
+    if configured("log_format", log_format) == "json":
+        log_as_json()
     serving = {
         "max_requests": max_requests,
         "waiting_s": queue_timeout,
@@ -137,6 +142,7 @@ def serve(
         "all_models": model is None,
         "keep_responses_hours": keep_responses,
         "aliases": _checked_aliases(alias or ()),
+        "otlp_endpoint": checked_otlp_endpoint(configured("otlp_endpoint", otlp_endpoint)),
     }
     try:
         listener = _listen(host, port)

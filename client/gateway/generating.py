@@ -1,6 +1,8 @@
 """Generating for requests: slots are taken, generations run, and their answer goes out whole or as a stream."""
 
 import asyncio
+import hashlib
+import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -10,7 +12,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
-from molink.client.errors import InvalidRequest, SwarmError, SwarmUnavailable
+from molink.client.circuit.session_request import GUESS_SCOPE
+from molink.client.errors import SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
 from molink.client.gateway.accounts.errors import QuotaExceeded
 from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
@@ -18,20 +21,20 @@ from molink.client.gateway.apis.answer import WAITING, Answer
 from molink.client.gateway.apis.chat_input import ChatInput
 from molink.client.gateway.apis.kept_responses import KeptResponses, continued
 from molink.client.gateway.apis.message_answers import MessageAnswer
-from molink.client.gateway.apis.messages import CountRequest, MessageRequest
+from molink.client.gateway.apis.messages import MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
 from molink.client.gateway.apis.openai_answers import ChatAnswer, CompletionAnswer
 from molink.client.gateway.apis.response_answers import ResponseAnswer
 from molink.client.gateway.apis.responses import ResponseRequest
-from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
-from molink.client.gateway.metrics import Metrics
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, ServingSwarm
 from molink.client.gateway.page.swarm_feed import SwarmFeed
 from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.client.gateway.telemetry.metrics import Metrics
+from molink.client.gateway.tokenizing import chat_tokens, require_possible
 from molink.shards.spec import ModelSpec, SamplingParams
 
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -42,8 +45,6 @@ LOOKS_EVERY_S: Final = 0.5
 OPENS_AFTER_S: Final = 5.0
 """A stream of which nothing has come for so long says that it goes on; the first time, that decides that the answer is
 a stream and no error with a status of its own."""
-MAX_TOKEN_BYTES: Final = 128
-"""Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
 SHARED_PROMPT_BYTES: Final = 512
 """Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
 
@@ -63,6 +64,8 @@ class Gateway:
         self._metrics = metrics
         self._slots = slots
         self._since = int(time.time())
+        self._scope_key = secrets.token_bytes(32)
+        """With which users are told apart to peers, without saying who they are."""
         self._running: set[Choices] = set()
         self._responses: KeptResponses | None = None
 
@@ -91,12 +94,14 @@ class Gateway:
         prompts = body.prompts
         for prompt in prompts:
             if isinstance(prompt, str):
-                _require_possible(len(prompt.encode(errors="replace")), swarm.model, "prompt")
+                require_possible(len(prompt.encode(errors="replace")), swarm.model, "prompt")
         jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
         echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
         answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
         streams = [
-            swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            swarm.stream_events(
+                prompt, params=params, timeout_s=FORMATION_TIMEOUT_S, prediction=body.predicted
+            )
             for prompt, params in jobs
         ]
         is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
@@ -117,7 +122,7 @@ class Gateway:
         )
         params = [body.params(choice) for choice in range(body.choices)]
         chat = body.chat()
-        choices = _chat_choices(swarm, chat, params, "messages")
+        choices = _chat_choices(swarm, chat, params, "messages", body.predicted)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
@@ -136,38 +141,10 @@ class Gateway:
         swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "messages")
-        prompt_tokens = len(await _chat_tokens(swarm, chat)) if body.stream else 0
+        prompt_tokens = len(await chat_tokens(swarm, chat)) if body.stream else 0
         answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
-
-    async def count_tokens(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
-        """POST /v1/messages/count_tokens."""
-        swarm = await self._models.get(body.model, caller)
-        return {"input_tokens": len(await _chat_tokens(swarm, body.chat()))}
-
-    async def tokenize(self, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
-        """POST /tokenize."""
-        swarm = await self._asked_or_first(body.model, caller)
-        chat, spec = body.chat(), swarm.model
-        if chat is not None:
-            tokens = await _chat_tokens(swarm, chat)
-        else:
-            text = body.prompt or ""
-            _require_possible(len(text.encode(errors="replace")), spec, "prompt")
-            tokens = await swarm.tokenize(text)
-        texts = [swarm.detokenize((token,)) for token in tokens] if body.return_token_strs else None
-        return {
-            "count": len(tokens),
-            "max_model_len": spec.context_length,
-            "tokens": list(tokens),
-            "token_strs": texts,
-        }
-
-    async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> dict[str, Any]:
-        """POST /detokenize."""
-        swarm = await self._asked_or_first(body.model, caller)
-        return {"prompt": swarm.detokenize(body.tokens)}
 
     async def is_ready(self) -> ApiError | None:
         """None if a circuit could be formed now, else why not."""
@@ -184,9 +161,6 @@ class Gateway:
         """The model that is asked for, and the request with what its service says where the request does not."""
         swarm = await self._models.get(body.model, request.state.caller)
         return swarm, with_defaults(body, self._models.parameters(body.model))
-
-    async def _asked_or_first(self, model: str | None, caller: Caller) -> ServingSwarm:
-        return await self._models.get(self._models.first.model.name if model is None else model, caller)
 
     async def _admit(
         self, request: Request, spec: ModelSpec, prompts: Sequence[int], asked: Sequence[SamplingParams]
@@ -217,10 +191,13 @@ class Gateway:
     ) -> Response:
         caller: Caller = request.state.caller
         user = caller.user or user_of(request.client.host if request.client else None)
+        GUESS_SCOPE.set(hashlib.blake2b(user.encode(), key=self._scope_key, digest_size=16).digest())
         async with AsyncExitStack() as stack:
             stack.callback(admitted.end)
             try:
+                asked_s = time.monotonic()
                 taken = await until_gone(request.receive, self._slots.take(user, choices.count))
+                self._metrics.queued(time.monotonic() - asked_s)
                 stack.callback(self._slots.give, user, taken)
                 choices.watch(admitted.note)
                 await stack.enter_async_context(choices)
@@ -236,14 +213,18 @@ class Gateway:
                 first = await until_gone(request.receive, _next(batches))
             except ClientGone:
                 return Response(status_code=499)
+            except SwarmError as error:
+                failure = failure_of(error)
+                self._failed(failure)
+                return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, batches, first, answer, choices.count))
+        return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
         async for items in _items(swarm, choices):
             for choice, piece in items:
-                self._note(generations, choice, piece)
+                self._note(generations, swarm.model.name, choice, piece)
         return [generations[choice] for choice in range(choices.count)]
 
     async def _events(
@@ -252,9 +233,10 @@ class Gateway:
         batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
         first: list[tuple[int, TextPiece]],
         answer: Answer,
-        count: int,
+        asked: tuple[str, int],
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. A failure is its last one."""
+        """The events of a stream of so many choices of a model. A failure is its last one."""
+        model, count = asked
         generations: dict[int, Generation] = {}
         opened: set[int] = set()
         async with kept:
@@ -266,7 +248,7 @@ class Gateway:
                         events += [] if choice in opened else answer.opening(choice)
                         opened.add(choice)
                         events += answer.chunks(choice, piece)
-                        self._note(generations, choice, piece)
+                        self._note(generations, model, choice, piece)
                     if events or not items:
                         yield b"".join(event.encoded() for event in events or [WAITING])
                     items = await anext(batches, [])
@@ -275,18 +257,23 @@ class Gateway:
                 for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
-                for event in answer.failed(failure_of(error)):
+                failure = failure_of(error)
+                self._failed(failure)
+                for event in answer.failed(failure):
                     yield event.encoded()
             finally:
                 await batches.aclose()
 
-    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
+    def _failed(self, failure: ApiError) -> None:
+        self._metrics.generations.failed(failure.code or failure.type)
+
+    def _note(self, generations: dict[int, Generation], model: str, choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
             return
         if piece.generation is None:
             raise RuntimeError("a generation ended without its result")
         generations[choice] = piece.generation
-        self._metrics.generated(piece.generation)
+        self._metrics.generations.finished(piece.generation, model)
 
 
 async def _keep(answer: Answer) -> None:
@@ -321,10 +308,14 @@ async def _items(swarm: ServingSwarm, choices: Choices) -> AsyncGenerator[list[t
 
 
 def _chat_choices(
-    swarm: ServingSwarm, chat: ChatInput, params: Sequence[SamplingParams], parameter: str
+    swarm: ServingSwarm,
+    chat: ChatInput,
+    params: Sequence[SamplingParams],
+    parameter: str,
+    prediction: str | None = None,
 ) -> Choices:
     """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
-    _require_possible(chat.text_bytes, swarm.model, parameter)
+    require_possible(chat.text_bytes, swarm.model, parameter)
     streams = [
         swarm.stream_chat_events(
             chat.messages,
@@ -333,25 +324,11 @@ def _chat_choices(
             chat_template_kwargs=chat.variables,
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,
+            prediction=prediction,
         )
         for one in params
     ]
     return Choices(streams, len(params) if chat.text_bytes >= SHARED_PROMPT_BYTES else 1)
-
-
-async def _chat_tokens(swarm: ServingSwarm, chat: ChatInput) -> tuple[int, ...]:
-    _require_possible(chat.text_bytes, swarm.model, "messages")
-    return await swarm.tokenize_chat(chat.messages, tools=chat.tools, chat_template_kwargs=chat.variables)
-
-
-def _require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
-    """Refuses what cannot fit into the context, before the work of finding out how many tokens it has."""
-    if text_bytes > MAX_TOKEN_BYTES * spec.context_length:
-        raise InvalidRequest(
-            f"a text of {text_bytes} bytes is more than {spec.name} takes with its {spec.context_length - 1} tokens "
-            "at most: shorten it",
-            parameter,
-        )
 
 
 async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -13,8 +14,9 @@ from molink.client.gateway.accounts.errors import KeyRefused, NotPermitted
 from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller, Gatekeeper
 from molink.client.gateway.connections import BODY_WITHIN_S
 from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
-from molink.client.gateway.metrics import Metrics
 from molink.client.gateway.shares import LOCAL, FairShares, host_is_allowed, host_of, user_of
+from molink.client.gateway.telemetry.metrics import Metrics
+from molink.client.gateway.telemetry.request_traces import log_request
 
 MAX_BODY_BYTES: Final = 2**20
 UNFINISHED_BYTES: Final = 2**26
@@ -62,6 +64,7 @@ class RequestMiddleware:
             return
         status, request_id = 0, _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
+        began_s = time.monotonic()
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -82,7 +85,9 @@ class RequestMiddleware:
         finally:
             known = scope["path"] if scope["path"] in self._paths else "unmatched"
             route = getattr(scope.get("route"), "path", known)
-            self._metrics.answered(str(route), scope["method"], status or 499)
+            status, took_s = status or 499, time.monotonic() - began_s
+            self._metrics.answered(str(route), scope["method"], status, took_s)
+            log_request(request_id.decode(), scope["method"], str(route), status, took_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | ApiError | None = _fault_of(scope, self._allowed_hosts)

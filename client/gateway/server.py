@@ -19,7 +19,7 @@ import uvicorn
 
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.apis.kept_responses import KeptResponses
-from molink.client.gateway.app import add_kept_responses, add_origins, create_app
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import (
     IDLE_S,
     LOOKS_EVERY_S,
@@ -35,6 +35,7 @@ from molink.client.gateway.nodes.node_admin import NodeAdmin
 from molink.client.gateway.nodes.node_routes import add_nodes
 from molink.client.gateway.services.service_admin import OpenServices
 from molink.client.gateway.services.service_routes import add_services
+from molink.tracing import open_traces
 
 STOP_TIMEOUT_S: Final = 10.0
 """Answers that are under way when the gateway is stopped may go on for so long."""
@@ -127,6 +128,8 @@ class Serving:
     """Whether the swarm's other models may be asked for too."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of models."""
+    otlp_endpoint: str | None = None
+    """Of the collector that traces are sent to; None: nothing is traced."""
 
 
 async def serve_app(
@@ -148,7 +151,8 @@ async def serve_app(
         aliases=serving.aliases,
         services=None if services is None else services.keeper,
     )
-    async with served as models:
+    traced = open_traces(serving.otlp_endpoint, "molink-gateway", {})
+    async with traced as traces, served as models:
         app = create_app(
             models,
             max_requests=serving.max_requests,
@@ -158,6 +162,7 @@ async def serve_app(
             make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
             invites=serving.invites,
         )
+        add_traces(app, traces)
         if services is not None:
             add_services(app, services.admin, models, gatekeeper)
         if nodes is not None:

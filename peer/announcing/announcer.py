@@ -24,7 +24,7 @@ from molink.peer.profiling.step_times import StepTimes, worth_announcing
 from molink.peer.wire.link.certificate import Certificate
 from molink.peer.wire.transport.line_quality import MeasureLine, announced_mbps
 from molink.routing.placement.placement import JoiningMachine
-from molink.shards.spec import MAX_STEP_TOKENS, PENALTIES, ModelSpec, Span, merge_spans
+from molink.shards.spec import GUESSES, MAX_STEP_TOKENS, PENALTIES, ModelSpec, Span, merge_spans
 
 LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
@@ -69,7 +69,7 @@ class ServingTerms:
     partner_peer_id: str = ""
     pairs: bool = False
     region: str = ""
-    sampling_abilities: tuple[str, ...] = (PENALTIES,)
+    sampling_abilities: tuple[str, ...] = (PENALTIES, GUESSES)
 
 
 class Announcer:

@@ -24,6 +24,7 @@ from molink.commands import (
     with_all_options,
     with_logging,
 )
+from molink.logs import log_as_json
 from molink.peer.commands.access_command import add_access
 from molink.progress import Progress
 
@@ -263,6 +264,8 @@ def _serve(given: Mapping[str, object]) -> None:
         from molink.shards.checkpoint import catalog
 
     settings = load_settings(given)
+    if settings.options.log_format == "json":
+        log_as_json()
     if names_no_swarm(settings):
         settings = load_settings({**given, **ask_where_to_join(settings)})
     if settings.options.model is not None:
@@ -287,7 +290,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
 
     begin_loading_torch()  # priority and environment are as they should be; the next second is imports
     from molink.dht.host.lean_libp2p import load_lean_libp2p
-    from molink.peer.daemon.running import ProgressLines, run_until_left, say
+    from molink.peer.daemon.running import NO_VIEW, ProgressLines, run_until_left, say
     from molink.peer.daemon.settings import where_to_join
     from molink.shards.loading.lean_transformers import load_lean_transformers
 
@@ -299,13 +302,15 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     with loading_modules():
         load_lean_libp2p()
         load_lean_transformers()
+        from molink.peer.commands.live_view import terminal_view
         from molink.peer.daemon.bootstrap import PeerError
         from molink.peer.daemon.peer import Peer
 
     peer = Peer(settings, state, progress.report)
     private = settings.options.swarm_key is not None
     try:
-        asyncio.run(run_until_left(peer, state.path, progress, private=private))
+        view = terminal_view() if sys.stdout.isatty() else NO_VIEW
+        asyncio.run(run_until_left(peer, state.path, progress, private=private, view=view))
     except PeerError as error:
         raise CommandFailed(str(error)) from error
 
@@ -343,9 +348,9 @@ def _folder(state_dir: Path | None) -> Path:
 
 def _configured_path(name: str) -> Path | None:
     """What the environment gives for an option, else the configuration file."""
-    from molink.configuration import read_environment, read_file
+    from molink.configuration import configured
 
-    path: Path | None = read_environment().get(name) or read_file().get(name)
+    path: Path | None = configured(name)
     return path
 
 

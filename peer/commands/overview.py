@@ -25,30 +25,30 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     for heading in ("peer", "id", "model", "layers", "free", "sessions", "layer\nms", "up\nMbps", "age\ns"):
         table.add_column(heading, overflow="fold", no_wrap=heading not in _LONG)
     for peer in _rows(swarm, "peers"):
-        free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
+        free = sum(number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
         remark = " (takes nothing new)" if peer.get("draining") else ""
         if peer.get("same_protocol") is False:
             remark = " (speaks another version)"
         if peer.get("answers") is False:
             remark = " (does not answer)"
         cells = (
-            f"{_text(peer.get('name')) or '-'}{remark}",
-            _text(peer.get("peer_id"))[-SHORT_ID:],
-            _text(peer.get("model")),
-            _spans(peer.get("spans")) or "none yet",
+            f"{text(peer.get('name')) or '-'}{remark}",
+            text(peer.get("peer_id"))[-SHORT_ID:],
+            text(peer.get("model")),
+            spans_text(peer.get("spans")) or "none yet",
             format_bytes(max(0, int(free))),
-            f"{_number(peer.get('sessions')):g}",
-            f"{_number(peer.get('layer_ms')):.3f}",
-            "-" if peer.get("uplink_mbps") is None else f"{_number(peer.get('uplink_mbps')):g}",
-            f"{_number(peer.get('age_s')):.0f}",
+            f"{number(peer.get('sessions')):g}",
+            f"{number(peer.get('layer_ms')):.3f}",
+            "-" if peer.get("uplink_mbps") is None else f"{number(peer.get('uplink_mbps')):g}",
+            f"{number(peer.get('age_s')):.0f}",
         )
-        table.add_row(*map(_plain, cells))
+        table.add_row(*map(plain_markup, cells))
     console = _console()
     console.print(table)
     for model in _rows(swarm, "models"):
-        missing = _spans(model.get("missing"))
+        missing = spans_text(model.get("missing"))
         served = f"nobody holds layers {missing}" if missing else "complete"
-        console.print(_plain(f"{_text(model.get('model'))}: {_counted(model.get('peers'))}, {served}"))
+        console.print(plain_markup(f"{text(model.get('model'))}: {_counted(model.get('peers'))}, {served}"))
 
 
 def print_local(status: Mapping[str, object]) -> None:
@@ -56,16 +56,18 @@ def print_local(status: Mapping[str, object]) -> None:
     console = _console()
     for key, value in status.items():
         if key not in ("peers", "models", "links"):
-            shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            shown = ", ".join(map(text, value)) if isinstance(value, list) else text(value)
             if isinstance(value, bool) or (key == "paused" and value is None):
                 shown = "yes" if value else "no"
             elif key == "reach":
-                shown = _reached(_mapping(value))
+                shown = reached(mapping(value))
             elif key == "spans":
-                shown = _spans(value)
-            console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
+                shown = spans_text(value)
+            elif key == "memory":
+                shown = free_memory(mapping(value))
+            console.print(plain_markup(f"{key.replace('_', ' ')}: {shown}"))
     for link in _rows(status, "links"):
-        console.print(_plain(_link_line(link)))
+        console.print(plain_markup(_link_line(link)))
     if "peers" in status:
         print_swarm(status)
 
@@ -75,27 +77,29 @@ def print_machine(machine: Mapping[str, object]) -> None:
     from rich.table import Table
 
     table = Table("what", "measured", title="This machine")
-    device, memory, disk = (_mapping(machine.get(name)) for name in ("device", "memory", "disk"))
-    table.add_row("device", _plain(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})"))
+    device, memory, disk = (mapping(machine.get(name)) for name in ("device", "memory", "disk"))
+    table.add_row(
+        "device", plain_markup(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})")
+    )
     if machine.get("way"):
-        table.add_row("computes with", _plain(_text(machine.get("way"))))
-    table.add_row("processors", _plain(_text(device.get("processors"))))
+        table.add_row("computes with", plain_markup(text(machine.get("way"))))
+    table.add_row("processors", plain_markup(text(device.get("processors"))))
     if "threads" in machine:
-        table.add_row("threads", _plain(_text(machine.get("threads"))))
+        table.add_row("threads", plain_markup(text(machine.get("threads"))))
     for name, label in (
         ("free_bytes", "free memory"),
         ("default_bytes", "taken without --memory"),
         ("weight_limit_bytes", "of that for weights, at most"),
     ):
-        table.add_row(label, format_bytes(int(_number(memory.get(name)))))
-    table.add_row("model", _plain(f"{machine.get('model')} in {machine.get('dtype')}"))
-    for batch_size, layer_ms in _mapping(machine.get("layer_ms")).items():
-        table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
-    for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
-        table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
-    for dtype, layer_ms in _mapping(machine.get("decode_layer_ms_by_dtype")).items():
+        table.add_row(label, format_bytes(int(number(memory.get(name)))))
+    table.add_row("model", plain_markup(f"{machine.get('model')} in {machine.get('dtype')}"))
+    for batch_size, layer_ms in mapping(machine.get("layer_ms")).items():
+        table.add_row(f"layer, batch of {batch_size}", f"{number(layer_ms):.3f} ms")
+    for tokens, layer_ms in mapping(machine.get("prefill_layer_ms")).items():
+        table.add_row(f"layer, {tokens} tokens of a prompt", f"{number(layer_ms):.3f} ms")
+    for dtype, layer_ms in mapping(machine.get("decode_layer_ms_by_dtype")).items():
         remark = ", the fastest here" if dtype == machine.get("fastest_dtype") else ""
-        table.add_row(f"layer, one token in {dtype}", f"{_number(layer_ms):.3f} ms{remark}")
+        table.add_row(f"layer, one token in {dtype}", f"{number(layer_ms):.3f} ms{remark}")
     for name, label in (
         ("decode_context_ms", "layer, 1000 tokens of context more"),
         ("prefill_context_ms", "the same, one token of a prompt"),
@@ -103,36 +107,47 @@ def print_machine(machine: Mapping[str, object]) -> None:
         ("embed_ms", "embedding"),
         ("head_ms", "head"),
     ):
-        table.add_row(label, f"{_number(machine.get(name)):.3f} ms")
+        table.add_row(label, f"{number(machine.get(name)):.3f} ms")
     table.add_row("loading of weights", _rate(machine.get("load_bytes_per_s")))
     cached = " (maybe from memory)" if disk.get("cached") else ""
     table.add_row("disk, reading", _rate(disk.get("read_bytes_per_s")) + cached)
     table.add_row("disk, writing", _rate(disk.get("write_bytes_per_s")))
     for address in _rows(machine, "network"):
-        table.add_row(_plain(f"network, {address.get('interface')}"), _plain(_text(address.get("address"))))
+        table.add_row(
+            plain_markup(f"network, {address.get('interface')}"), plain_markup(text(address.get("address")))
+        )
     console = _console()
     console.print(table)
     if machine.get("unused_gpu"):
-        console.print(_plain(_text(machine.get("unused_gpu"))))
+        console.print(plain_markup(text(machine.get("unused_gpu"))))
 
 
-def _reached(reach: Mapping[str, object]) -> str:
+def free_memory(memory: Mapping[str, object]) -> str:
+    """What of a peer's memory is free, in words."""
+    total, weights, kv = (
+        format_bytes(int(number(memory.get(name))))
+        for name in ("total_bytes", "free_weight_bytes", "free_kv_bytes")
+    )
+    return f"{total}, of which {weights} are free for weights and {kv} for KV caches"
+
+
+def reached(reach: Mapping[str, object]) -> str:
     """How others reach a peer, and how its links go now."""
-    parts = [_text(reach.get("reachable")), f"router {_text(reach.get('nat'))}"]
+    parts = [text(reach.get("reachable")), f"router {text(reach.get('nat'))}"]
     relays = reach.get("relays")
     if isinstance(relays, list) and relays:
-        parts.append(f"over {', '.join(_text(relay)[-SHORT_ID:] for relay in relays)}")
-    ways = [f"{count} {way}" for way, count in _mapping(reach.get("ways")).items()]
+        parts.append(f"over {', '.join(text(relay)[-SHORT_ID:] for relay in relays)}")
+    ways = [f"{count} {way}" for way, count in mapping(reach.get("ways")).items()]
     return ", ".join((*parts, f"links: {', '.join(ways) or 'none'}"))
 
 
 def _link_line(link: Mapping[str, object]) -> str:
     measured = [
-        f"{_number(link.get(name)):.3g} {unit}"
+        f"{number(link.get(name)):.3g} {unit}"
         for name, unit in (("mbps", "Mbps"), ("rtt_ms", "ms round trip"), ("queueing_ms", "ms in queues"))
         if link.get(name) is not None
     ]
-    return f"link to {_text(link.get('peer_id'))[-SHORT_ID:]}: {', '.join(measured)}"
+    return f"link to {text(link.get('peer_id'))[-SHORT_ID:]}: {', '.join(measured)}"
 
 
 def _console() -> "Console":
@@ -141,11 +156,11 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
 
 
-def _plain(text: str) -> str:
+def plain_markup(said: str) -> str:
     """Other peers choose their names: no control sequences, and no markup, reach the terminal."""
     from rich.markup import escape
 
-    return escape("".join(character if character.isprintable() else "?" for character in text))
+    return escape("".join(character if character.isprintable() else "?" for character in said))
 
 
 def _rows(content: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
@@ -153,15 +168,15 @@ def _rows(content: Mapping[str, object], key: str) -> list[Mapping[str, object]]
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
     return "" if value is None else str(value)
 
 
@@ -170,10 +185,10 @@ def _counted(peers: object) -> str:
 
 
 def _rate(value: object) -> str:
-    return f"{format_bytes(int(_number(value)))}/s"
+    return f"{format_bytes(int(number(value)))}/s"
 
 
-def _spans(value: object) -> str:
+def spans_text(value: object) -> str:
     """[[0, 4], [6, 8]] as "0:4, 6:8"."""
     spans = value if isinstance(value, list) else []
     return ", ".join(":".join(map(str, span)) for span in spans if isinstance(span, list))

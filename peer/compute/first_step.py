@@ -180,7 +180,7 @@ def _steps(stage: Stage, spec: ModelSpec, device: str, decoding: Decoding | None
             rows, hidden = [], None
             for cache, count in zip(caches, step, strict=True):
                 ids = tuple(range(count)) if span.start == 0 else None
-                rows.append(Rows(cache, count, ids, want_logits=True))
+                rows.append(Rows(cache, count, ids, logit_rows=1))
             if span.start:
                 hidden = torch.randn(sum(step), spec.hidden_size, generator=generator).to(stage.facts.dtype)
             results.append(engine.step(span, rows, hidden).float().cpu())

@@ -47,6 +47,8 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.engine.guessing import HeadGuesses
+from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.host_policy.gpus import gpus_of, this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
@@ -72,9 +74,10 @@ from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
+from molink.tracing import open_traces
 
 _log = logging.getLogger(__name__)
 
@@ -155,13 +158,19 @@ class Bootstrap:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         spec, masked = model.spec, None
+        name = settings.options.name or socket.gethostname()
+        resource, collector = resource_of(identity.peer_id, name, spec), settings.options.otlp_endpoint
+        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
+        self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
         serving = await stack.enter_async_context(
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times, masked),
+                OfferedCompute(
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                ),
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -180,12 +189,7 @@ class Bootstrap:
             say(terms.problem)
         base = own_facts(
             identity,
-            PeerContact(
-                settings.options.name or socket.gethostname(),
-                discovery.addresses,
-                (address,),
-                certificate,
-            ),
+            PeerContact(name, discovery.addresses, (address,), certificate),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
@@ -197,7 +201,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES,) if masked is None else (PENALTIES, GRAMMARS),
+                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
             ),
         )
         facts = await reach.settled(base)
@@ -246,6 +250,15 @@ class Bootstrap:
             durable=self._state,
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
+
+    def _guesses(self) -> HeadGuesses | None:
+        """What tokens are guessed from where this peer is the head; None: they are not."""
+        draft = self._settings.options.draft
+        if draft == "off":
+            return None
+        guesses = HeadGuesses(tables=draft == "auto")
+        self._metrics.watch_guesses(guesses.counts)
+        return guesses
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings

@@ -18,7 +18,7 @@ from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.device.machine_status import describe_machine, read_machine_status
-from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
+from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.ranks.processes import RanksLost
@@ -79,6 +79,7 @@ class Peer:
         try:
             async with AsyncExitStack() as stack:
                 parts = self._parts = await self._bootstrap.open(stack)
+                self.metrics.watch_serving(parts.model.spec.name, self._serving_state)
                 await parts.announcer.announce(facts_too=True)
                 await stack.enter_async_context(
                     LocalPresence(
@@ -126,6 +127,14 @@ class Peer:
         parts = self._parts
         if parts is None:
             return {"ready": False}
+        swarm = describe_swarm(parts.discovery.snapshot(silent=True))
+        return {**self._own_status(parts), **describe_line(parts.serving.measure_line()), **swarm}
+
+    def own_status(self) -> dict[str, object]:
+        """This peer alone, JSON-ready: soon told, however large the swarm is."""
+        return {"ready": False} if self._parts is None else self._own_status(self._parts)
+
+    def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {
             "ready": True,
             "peer_id": parts.announcer.facts.peer_id,
@@ -138,14 +147,18 @@ class Peer:
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.gate.is_closed,
             "paused": parts.pausing.paused_for,
+            "computed_tokens": self.metrics.rows,
             "operators": list(self._settings.options.operator or ()),
             "sent_activation_bytes": self.metrics.activation_bytes,
+            "memory": {
+                "total_bytes": parts.leases.memory.total_bytes,
+                "free_weight_bytes": parts.leases.free_weight_bytes,
+                "free_kv_bytes": parts.leases.free_kv_bytes,
+            },
             "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
             **({} if parts.serving.copying is None else parts.serving.copying.describe()),
             **({} if parts.serving.roles is None else parts.serving.roles.describe()),
-            **describe_line(parts.serving.measure_line()),
-            **describe_swarm(parts.discovery.snapshot(silent=True)),
         }
 
     async def report(self) -> dict[str, Any]:
@@ -195,6 +208,20 @@ class Peer:
         if self._parts is None:
             raise OrderRefused("this peer is still starting")
         return self._parts
+
+    def _serving_state(self) -> ServingState:
+        parts = self._parts
+        if parts is None:
+            raise RuntimeError("the peer does not serve yet")
+        return ServingState(
+            sessions=len(parts.leases.leases),
+            layers=sum(span.stop - span.start for span in parts.leases.held),
+            queued_steps=parts.serving.stepper.queued,
+            free_weight_bytes=parts.leases.free_weight_bytes,
+            free_kv_bytes=parts.leases.free_kv_bytes,
+            is_draining=parts.leases.gate.is_closed,
+            is_paused=parts.pausing.paused_for is not None,
+        )
 
     async def _say_ready(self, parts: PeerParts, on_ready: Callable[["Peer"], None]) -> None:
         """Once others have a way to this peer."""

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from molink.commands import EXIT_INTERRUPTED
 from molink.configuration import is_loopback
@@ -41,6 +41,29 @@ class RunningPeer(Protocol):
     def leave(self, *, at_once: bool = False) -> None: ...
 
     def status(self) -> dict[str, object]: ...
+
+    def own_status(self) -> dict[str, object]: ...
+
+
+class PeerDisplay(Protocol):
+    """Draws a peer that serves, while its owner looks."""
+
+    def begin(self, describe: Callable[[], Mapping[str, object]], invitation: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class NoView:
+    """No view: the lines on stdout are all."""
+
+    def begin(self, describe: Callable[[], Mapping[str, object]], invitation: str) -> None:
+        """Draws nothing."""
+
+    def end(self) -> None:
+        """Nothing goes away."""
+
+
+NO_VIEW: Final = NoView()
 
 
 class ProgressLines:
@@ -94,8 +117,10 @@ class Interrupts:
     no wait is longer than LONGEST_WAIT_S.
     """
 
-    def __init__(self, peer: RunningPeer) -> None:
+    def __init__(self, peer: RunningPeer, on_leaving: Callable[[], None]) -> None:
+        """`on_leaving` is called before a line says that the peer leaves; maybe twice."""
         self._peer = peer
+        self._on_leaving = on_leaving
         self.serves = False
         """Whether there may be sessions to wait for."""
         self._count = 0
@@ -140,6 +165,7 @@ class Interrupts:
     def leave_at_once(self) -> None:
         """As the second Ctrl-C does. Call it in the loop."""
         self._count = max(2, self._count)
+        self._on_leaving()
         say("Leaving at once" if self.serves else "Leaving before anything was served")
         self._peer.leave(at_once=True)
         if self._life is not None:
@@ -152,6 +178,7 @@ class Interrupts:
         if count > 1 or not self.serves:
             self.leave_at_once()
             return
+        self._on_leaving()
         say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
         self._peer.leave()
 
@@ -188,9 +215,15 @@ def _key_option(*, private: bool) -> str:
 
 
 async def run_until_left(
-    peer: RunningPeer, state_dir: Path, progress: ProgressLines, *, private: bool
+    peer: RunningPeer,
+    state_dir: Path,
+    progress: ProgressLines,
+    *,
+    private: bool,
+    view: PeerDisplay = NO_VIEW,
 ) -> None:
-    """Runs the peer until it has left: by signal, by its control endpoint, or because it failed.
+    """Runs the peer until it has left: by signal, by its control endpoint, or because it failed. `view` is drawn while
+    it serves.
 
     Ends the process right here if it was told to leave at once, or if a thread still loads weights: that must not hold
     up the volunteer.
@@ -199,10 +232,12 @@ async def run_until_left(
     def on_ready(ready: RunningPeer) -> None:
         interrupts.serves = True
         progress.stop()
+        invite = invitation(ready.addresses, private=private) if ready.addresses else ""
         if ready.addresses:
-            say(f"Invite others: {invitation(ready.addresses, private=private)}")
+            say(f"Invite others: {invite}")
             say(f"Ask it: molink chat --initial-peers {ready.addresses[0]}{_key_option(private=private)}")
         say("ready")
+        view.begin(ready.own_status, invite)
 
     def leave(at_once: bool) -> None:
         if at_once or not interrupts.serves:
@@ -210,7 +245,7 @@ async def run_until_left(
         else:
             peer.leave()
 
-    interrupts = Interrupts(peer)
+    interrupts = Interrupts(peer, view.end)
     forced = False
     try:
         async with ControlEndpoint(state_dir, leave, peer.status):
@@ -221,6 +256,7 @@ async def run_until_left(
         forced = True
         raise
     finally:
+        view.end()
         progress.stop()
         if interrupts.at_once:
             logging.shutdown()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from molink.peer.compute.backend import StageEngine
+from molink.peer.engine.arrivals import is_sound
 from molink.peer.engine.sessions import SessionPlan
-from molink.peer.engine.steps import is_sound
 from molink.peer.redundancy.copy_intake import CopyIntake
 from molink.peer.redundancy.input_log import InputLog
 from molink.peer.wire.link.link import Link

@@ -1,13 +1,17 @@
 """What a peer counts, for its own log and for Prometheus."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from molink.peer.engine.hop_traces import HopTraces
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.step_times import StepTimes
+from molink.peer.speculation.session_guesses import SourceCounts
 from molink.peer.wire.transport.line_quality import LineQuality, LinkQuality, MeasureLine
 
 MAX_LINKS = 32
@@ -16,14 +20,33 @@ SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingState:
+    """Serving state: what a peer does at the moment."""
+
+    sessions: int
+    layers: int
+    """Of the model, held here."""
+    queued_steps: int
+    """Steps, chunks and parts of prompts that wait for the engine."""
+    free_weight_bytes: int
+    free_kv_bytes: int
+    is_draining: bool
+    is_paused: bool
+
+
 class PeerMetrics:
     """Counters of one peer in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.traces: HopTraces | None = None
+        """To be set before the peer serves; None: nothing is traced."""
         self._step_times: StepTimes | None = None
         self.activation_bytes = 0
         """Activations sent to other peers so far, as encoded."""
+        self.rows = 0
+        """Token rows computed so far: tokens of prompts and generated ones."""
         self._steps = Counter("molink_steps", "Micro-batches computed", registry=self.registry)
         self._rows = Counter("molink_rows", "Token rows computed", registry=self.registry)
         self._sessions = Histogram(
@@ -42,6 +65,16 @@ class PeerMetrics:
             registry=self.registry,
         )
 
+    def watch_serving(self, model: str, describe: Callable[[], ServingState]) -> None:
+        """From now on each look at the registry shows what the peer, its process and its machine do at that moment."""
+        about = Info(
+            "molink_peer", "The version of this peer and the model that it serves", registry=self.registry
+        )
+        about.info({"version": version("molink"), "model": model})
+        self.registry.register(_ServingCollector(describe))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
     def watch(self, measure_line: MeasureLine) -> None:
         """From now on each look at the registry shows what the line is measured to carry at that moment."""
         self.registry.register(_LineCollector(measure_line))
@@ -49,6 +82,10 @@ class PeerMetrics:
     def watch_copies(self, describe: Callable[[], Mapping[str, float]]) -> None:
         """From now on each look at the registry shows second copies as `describe` does at that moment."""
         self.registry.register(_CopyCollector(describe))
+
+    def watch_guesses(self, counts: SourceCounts) -> None:
+        """From now on each look at the registry shows what was guessed here."""
+        self.registry.register(_GuessCollector(counts))
 
     def compare(self, step_times: StepTimes) -> None:
         """From now on each step is compared with what was predicted of it."""
@@ -64,6 +101,7 @@ class PeerMetrics:
         """One micro-batch of `sessions` sessions and `rows` token rows took `compute_s` on the device."""
         self._steps.inc()
         self._rows.inc(rows)
+        self.rows += rows
         self._sessions.observe(sessions)
         self._seconds.observe(compute_s)
         if work is not None and self._step_times is not None:
@@ -122,33 +160,78 @@ class _PredictionCollector(Collector):
             yield family
 
 
+class _ServingCollector(Collector):
+    """Gauges of what a peer does, taken when they are asked for."""
+
+    def __init__(self, describe: Callable[[], ServingState]) -> None:
+        self._describe = describe
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        state = self._describe()
+        for name, what, value in (
+            ("sessions", "Sessions that have a lease here", state.sessions),
+            ("layers", "Layers held", state.layers),
+            (
+                "queued_steps",
+                "Steps, chunks and parts of prompts that wait for the engine",
+                state.queued_steps,
+            ),
+            ("free_weight_bytes", "Memory free for weights", state.free_weight_bytes),
+            ("free_kv_bytes", "Memory free for KV caches", state.free_kv_bytes),
+            ("draining", "1 while the peer takes nothing new", float(state.is_draining)),
+            ("paused", "1 while the peer has stepped aside for its owner", float(state.is_paused)),
+        ):
+            yield GaugeMetricFamily(f"molink_{name}", what, value=value)
+
+
 class _CopyCollector(Collector):
-    """Gauges of second copies: of sessions here that others keep, and those that are kept here."""
+    """Second copies: of sessions here that others keep, and those that are kept here."""
 
     def __init__(self, describe: Callable[[], Mapping[str, float]]) -> None:
         self._describe = describe
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         values = self._describe()
         for key, what in (
             ("copied_sessions", "Sessions here of which another peer keeps a copy"),
             ("copied_behind_tokens", "Tokens that those copies lack"),
             ("copied_furthest_behind_tokens", "Tokens that the one of them lacks which lacks most"),
-            ("sent_copy_bytes", "Bytes of copies sent so far"),
-            (
-                "sent_computed_tokens",
-                "Tokens sent so far of copies that others compute, from inputs or token ids",
-            ),
             ("input_log_bytes", "Memory of inputs that are kept for copies"),
             ("kept_copies", "Copies of other peers' sessions kept here"),
             ("kept_behind_tokens", "Tokens that those copies lack"),
             ("kept_furthest_behind_tokens", "Tokens that the one of them lacks which lacks most"),
             ("kept_copy_bytes", "Memory of those copies"),
-            ("computed_copy_tokens", "Tokens of copies computed here so far"),
+        ):
+            yield GaugeMetricFamily(f"molink_{key}", what, value=values[key])
+        for key, what in (
+            ("sent_copy_bytes", "Bytes of copies sent"),
+            ("sent_computed_tokens", "Tokens sent of copies that others compute, from inputs or token ids"),
+            ("computed_copy_tokens", "Tokens of copies computed here"),
             ("taken_over", "Lost hops whose place was taken with a copy"),
         ):
-            family = GaugeMetricFamily(f"molink_{key}", what)
-            family.add_metric((), values[key])
+            yield CounterMetricFamily(f"molink_{key}", what, value=values[key])
+
+
+class _GuessCollector(Collector):
+    """Counters of the guesses of sessions whose head is here."""
+
+    def __init__(self, counts: SourceCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        counts = self._counts
+        trips = CounterMetricFamily(
+            "molink_guessing_trips", "Trips round circuits whose head is here and guesses"
+        )
+        trips.add_metric((), counts.trips)
+        yield trips
+        for name, what, by_source in (
+            ("molink_guesses", "Guesses that travelled, by source", counts.guessed),
+            ("molink_accepted_guesses", "Guesses that were right, by source", counts.accepted),
+        ):
+            family = CounterMetricFamily(name, what, labels=("source",))
+            for source, count in by_source.items():
+                family.add_metric((source,), count)
             yield family
 
 

@@ -59,6 +59,15 @@ class FrameSender:
         sessions = tuple(token[0].key.session for token in tokens)
         return link is not None and link.post(message, traffic_class=TrafficClass.DECODE, sessions=sessions)
 
+    def send_guesses(self, session: ServedSession, step: int, payload: StepPayload) -> None:
+        """Tells the session's tail what was guessed for that step. Without an open link it draws one token."""
+        link, key = self._links.find(session.previous_peer_id), session.key
+        guess = pb.Guess(
+            session=key.session, epoch=key.epoch, step=step, token_ids=(payload.token_ids or ())[1:]
+        )
+        if link is not None:
+            link.post(pb.Guesses(guesses=[guess]), traffic_class=TrafficClass.DECODE, sessions=(key.session,))
+
     def send_window_update(self, peer_id: str, stepped: Sequence[Credit[ServedSession]]) -> bool:
         """Tells a previous hop what has been computed here; False: there is no open link."""
         link = self._links.find(peer_id)
@@ -90,6 +99,8 @@ class FrameSender:
             compute_us=round(output.compute_s * 1e6),
             link_rtt_us=round(link.rtt_ms * 1000) if link is not None and link.rtt_ms is not None else 0,
         )
+        if self._metrics.traces is not None:
+            self._metrics.traces.record_step(one.session, timing)
         return (*one.payload.timings, timing)
 
     def _post(self, link: Link, frame: StepFrame) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
@@ -22,6 +23,7 @@ from molink.shards.grammar import Grammar
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
+from molink.tracing import TraceContext
 
 MAX_HOPS = 256
 MAX_LINK_MS = 60_000.0
@@ -55,12 +57,17 @@ class SessionPlan:
     vocabulary: int
     """Token ids are below."""
     trace: bool
+    """Whether hops report their times."""
+    trace_context: TraceContext | None
+    """Of the span that hops' spans are parts of; None: they write none."""
     prefix: tuple[bytes, ...]
     """Names of the prompt's leading blocks, as the client chose them."""
     encodings: tuple[str, ...]
     """How activations travel out of each hop (see `codecs.py`)."""
     stages: tuple[PipelineStage, ...]
     """The circuit for predictions."""
+    speculates: bool = False
+    """Whether its head may guess tokens."""
 
     @property
     def circuit(self) -> Circuit:
@@ -86,8 +93,9 @@ class ServedSession(HopSession):
     def __init__(self, plan: SessionPlan, hop: int, owner: Link) -> None:
         """`owner` is the client's link."""
         place = HopPlace(
-            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop]
-        )
+            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop],
+            plan.prompt_tokens + plan.params.max_new_tokens,
+        )  # fmt: skip
         super().__init__(plan.key, place)
         self.plan = plan
         self.owner = owner
@@ -126,11 +134,20 @@ class ServedSession(HopSession):
         return self.plan.encodings[self.place.hop - 1]
 
 
+class SessionWatch(Protocol):
+    """Hears of sessions as they come and go."""
+
+    def begin(self, session: ServedSession) -> None: ...
+
+    def end(self, session: ServedSession) -> None: ...
+
+
 class SessionTable:
     """Every session of this peer, at most one epoch of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: SessionWatch | None = None) -> None:
         self._sessions: dict[bytes, ServedSession] = {}
+        self._watch = watch
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -140,6 +157,8 @@ class SessionTable:
 
     def add(self, session: ServedSession) -> None:
         self._sessions[session.key.session] = session
+        if self._watch is not None:
+            self._watch.begin(session)
 
     def get(self, session: bytes, epoch: int) -> ServedSession | None:
         """The session, if it is still in that epoch: what belongs to an old one is dropped by the caller."""
@@ -154,6 +173,8 @@ class SessionTable:
         found = self.get(key.session, key.epoch)
         if found is not None:
             del self._sessions[key.session]
+            if self._watch is not None:
+                self._watch.end(found)
         return found
 
 
@@ -200,6 +221,8 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         capacity_tokens=descriptor.capacity_tokens,
         vocabulary=spec.vocabulary_size,
         trace=descriptor.trace,
+        trace_context=_read_trace_context(descriptor),
+        speculates=descriptor.speculates,
         prefix=_read_prefix(descriptor),
         encodings=encodings,
         stages=tuple(
@@ -209,6 +232,13 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
             for hop, plan, encoding in zip(descriptor.hops, hops, encodings, strict=True)
         ),
     )
+
+
+def _read_trace_context(descriptor: pb.SessionDescriptor) -> TraceContext | None:
+    try:
+        return TraceContext.from_bytes(descriptor.trace_context)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def _read_prefix(descriptor: pb.SessionDescriptor) -> tuple[bytes, ...]:

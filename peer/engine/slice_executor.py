@@ -110,7 +110,7 @@ class SliceExecutor:
         if payload.partial is None:
             if cache.length != part.position:
                 self._engine.begin_behind(cache, part.position)
-            rows = Rows(cache, part.tokens, payload.token_ids, part.sample)
+            rows = Rows(cache, part.tokens, payload.token_ids, part.draws)
             payload.partial = self._engine.begin_partial(part.span, rows, payload.hidden)
         return True
 

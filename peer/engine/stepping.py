@@ -12,7 +12,10 @@ from typing import Any
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.compute.backend import SlicingEngine, StageEngine
+from molink.peer.engine import arrivals
+from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, why_no_guesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
@@ -24,16 +27,12 @@ from molink.peer.engine.steps import (
     StepOutput,
     StepPayload,
     compute,
-    fault_of_rows,
     log_inputs,
-    read_activations,
-    rows_as_they_came,
-    token_message,
+    trip_messages,
 )
 from molink.peer.engine.tail_draws import TailDraws
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
-from molink.peer.hop.session import ArrivedRows
 from molink.peer.redundancy.input_log import token_rows
 from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.wire.link.link import Link
@@ -71,6 +70,7 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
+        self._source_of: GuessesOf = lambda _, __: None
         self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
         """What the draws here depend on beside logits."""
         self._told: set[str] = set()
@@ -83,6 +83,7 @@ class Stepper:
             events.RetryHeld: self._retry,
             events.AwaitRoom: self._await_room,
             events.SendTokens: self._send_tokens,
+            events.SendGuesses: self._send_guesses,
             events.SendWindowUpdate: self._send_window_update,
             events.DeliverTokens: self._deliver,
             events.EpochOver: self._epoch_over,
@@ -134,6 +135,25 @@ class Stepper:
         self._links.cancel(session.key.session)
         self._handle(events.SessionEnded(session))
 
+    # -- guesses
+
+    def guess_by(self, source_of: GuessesOf) -> None:
+        """Who guesses the tokens of sessions whose head is here; None of one of which nobody does."""
+        self._source_of = source_of
+
+    def _begin_guessing(self, session: ServedSession, start: pb.Start) -> None:
+        """The session begins so."""
+        if why_no_guesses(session, self._engine.spec) is None:
+            source = self._source_of(session, start)
+            if source is not None:
+                source.extend(start.token_ids)
+                session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
+
+    def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
+        """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
+        if older.is_head and session.is_head and why_no_guesses(session, self._engine.spec) is None:
+            session.progress.guesser = older.progress.guesser
+
     # -- planned moves
 
     def tell_moves(self, moves: Callable[[ServedSession, int, int], None]) -> None:
@@ -171,8 +191,10 @@ class Stepper:
             raise ProtocolError(f"this hop's KV cache cannot go on from position {start.position}")
         if max(tokens) >= spec.vocabulary_size:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
+        check_hints(start, spec)
         computed = tokens[start.position :]
         self.draws.learn(session, 0, tokens)
+        self._begin_guessing(session, start)
         if session.inputs is not None:
             session.inputs.record(0, token_rows(tokens[: start.position]))
         self._handle(
@@ -186,46 +208,22 @@ class Stepper:
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
-        sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
-        if all(session is None or session.ended for session in sessions):
-            return
-        parts = read_activations(frame.payload, header, self._engine.spec)
-        encoded = rows_as_they_came(frame.payload, header)
-        rows: list[ArrivedRows[ServedSession, StepPayload]] = []
-        for row, part, as_came, session in zip(header.rows, parts, encoded, sessions, strict=True):
-            if session is None or session.is_head or session.previous_peer_id != link.peer_id:
-                continue  # this peer is not that hop's next one, whatever the client told that hop
-            fault = fault_of_rows(header, row, part, session)
-            if fault is not None:
-                self._handle(events.FaultFound(session, link.peer_id, fault))
-                continue
-            came = b"" if session.inputs is None else bytes(as_came)
-            payload = StepPayload(hidden=part, encoded=came, timings=tuple(row.timings))
-            rows.append((session, row.step, row.rows, row.sample, row.prefill, row.position, payload))
-        self._handle(events.RowsArrived(link.peer_id, rows))
+        for event in arrivals.of_activations(link.peer_id, frame, header, self._sessions, self._engine.spec):
+            self._handle(event)
 
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
         """The tail's tokens come back to the head."""
-        tokens: list[StepToken] = []
-        for token in header.tokens:
-            session = self._sessions.get(token.session, token.epoch)
-            if session is None or not session.is_head:
-                continue
-            if token.token_id >= self._engine.spec.vocabulary_size:
-                fault = f"token {token.token_id} is beyond the vocabulary"
-                self._handle(events.FaultFound(session, link.peer_id, fault))
-            else:
-                tokens.append(_step_token(session, token))
-        self._handle(events.TokensReturned(link.peer_id, tokens))
+        for event in arrivals.of_tokens(link.peer_id, header, self._sessions):
+            self._handle(event)
+
+    def on_guesses(self, link: Link, header: pb.Guesses) -> None:
+        """A head tells its tail the guesses of steps that are on their way."""
+        for event in arrivals.of_guesses(link.peer_id, header, self._sessions):
+            self._handle(event)
 
     def on_window_update(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
-        stepped = [
-            (session, one.step)
-            for one in header.sessions
-            if (session := self._sessions.get(one.session, one.epoch)) is not None
-        ]
-        self._handle(events.WindowUpdated(link.peer_id, stepped))
+        self._handle(arrivals.of_window_update(link.peer_id, header, self._sessions))
 
     # -- the engine
 
@@ -273,14 +271,14 @@ class Stepper:
     def _drawn(self, output: StepOutput) -> list[StepToken]:
         if not output.sampled:
             return []
-        asked = [one for one in output.inputs if one.sample]
-        drawn = list(zip(asked, output.sampled, output.positions, strict=True))
-        for one, token, position in drawn:
-            self.draws.drew(one.session, position, token.token_id)
-        return [
-            _step_token(one.session, token_message(one, token, at, self._sender.timings(one, output)))
-            for one, token, at in drawn
-        ]
+        asked = [one for one in output.inputs if one.draws]
+        tokens: list[StepToken] = []
+        for one, drawn, at in zip(asked, output.sampled, output.positions, strict=True):
+            timings = self._sender.timings(one, output)
+            for token in trip_messages(one, drawn, at, timings):
+                self.draws.drew(one.session, token.position, token.token_id)
+                tokens.append(step_token(one.session, token))
+        return tokens
 
     # -- the core
 
@@ -316,6 +314,9 @@ class Stepper:
         if not self._sender.send_tokens(effect.peer_id, effect.tokens):
             sessions = [token[0] for token in effect.tokens]
             self._undelivered(effect.peer_id, sessions, "no open link to the head")
+
+    def _send_guesses(self, effect: events.SendGuesses[ServedSession, StepPayload]) -> None:
+        self._sender.send_guesses(effect.session, effect.step, effect.payload)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
         if not self._sender.send_window_update(effect.peer_id, effect.stepped):
@@ -391,10 +392,3 @@ def _nothing(_: ServedSession, __: int, ___: int) -> None:
 def _failed_output(inputs: Sequence[StepInput], error: Exception) -> StepOutput:
     """All of it has failed for one reason."""
     return StepOutput((), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, error) for one in inputs))
-
-
-def _step_token(session: ServedSession, token: pb.Token) -> StepToken:
-    """A token as the core takes it. A client that is gone takes none: that one is the last."""
-    is_last = token.finish != pb.NOT_FINISHED or session.owner.closed_because is not None
-    payload = StepPayload(token_ids=(token.token_id,))
-    return session, token.step, token.position, is_last, payload, token

@@ -7,7 +7,7 @@ without it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import islice, takewhile
 from typing import TypeAlias
 
 import torch
@@ -19,17 +19,12 @@ from molink.peer.hop.session import HopStep
 from molink.peer.profiling.profile import StepWork
 from molink.peer.redundancy.input_log import token_rows
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.partial_step import PartialStep
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import Sampled, sample_each
-from molink.shards.spec import ModelSpec, Span, row_bytes
-
-MOST_ACTIVATION = 2.0**30
-"""Larger numbers than this no model makes of its own accord, and no step overflows in float32 or bfloat16 if those that
-go in are smaller."""
+from molink.shards.spec import ModelSpec, Span
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +39,8 @@ class StepPayload:
     """Its rows as they came, each by itself, if they are logged."""
     timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""
+    guesses: tuple[int, ...] = ()
+    """At the tail: what it knows of the step's guesses. The engine's thread sets it."""
     partial: PartialStep | None = None
     """What the engine has of it, where it is computed in slices. The engine's thread sets it."""
 
@@ -61,10 +58,11 @@ class StepOutput:
     inputs: tuple[StepInput, ...]
     hidden: torch.Tensor | None
     """Where the span does not end the model and nothing is in `frames`: [sum of tokens, hidden_size], in order."""
-    sampled: tuple[Sampled, ...]
-    """At the tail: one for each input that asked, in order."""
+    sampled: tuple[tuple[Sampled, ...], ...]
+    """At the tail: of each input that asked, in order, what is drawn behind the row before its guesses, and behind each
+    guess, should that be right."""
     positions: tuple[int, ...]
-    """Where these stand in their sequences."""
+    """Where the first of these stand in their sequences."""
     started_s: float
     compute_s: float
     work: StepWork | None
@@ -122,25 +120,31 @@ def drawn(
             return StepOutput(inputs, result, (), (), started_s, 0.0, None)
         frames = _encoded(engine, inputs, result)
         return StepOutput(inputs, None, (), (), started_s, 0.0, None, frames=frames)
-    asked = [one for one in inputs if one.sample and one.session.cache]
+    asked = [one for one in inputs if one.draws and one.session.cache]
     if not asked:
         engine.to_host(())
-    positions = [one.session.cache.length for one in asked if one.session.cache]
+    positions = [one.session.cache.length - one.guesses for one in asked if one.session.cache]
     if isinstance(result, torch.Tensor):
-        outcomes = sample_each(result, [_request(*one) for one in zip(asked, positions, strict=True)])
+        requests = [
+            request for one, at in zip(asked, positions, strict=True) for request in _requests(one, at)
+        ]
+        drawn_rows = iter(sample_each(result, requests))
     else:
-        outcomes = result
-    failures = tuple(
-        StepFailure(one, outcome)
-        for one, outcome in zip(asked, outcomes, strict=True)
-        if isinstance(outcome, Exception)
-    )
+        drawn_rows = iter(result)
+    sampled: list[tuple[Sampled, ...]] = []
+    failures: dict[int, StepFailure] = {}
+    for one in asked:
+        outcomes = [*islice(drawn_rows, one.draws)]
+        sound = tuple(takewhile(lambda outcome: isinstance(outcome, Sampled), outcomes))
+        if sound:
+            sampled.append(sound)  # type: ignore[arg-type] # each is `Sampled`
+        elif isinstance(outcomes[0], Exception):
+            failures[id(one)] = StepFailure(one, outcomes[0])
     if failures:
-        failed = {id(failure.one) for failure in failures}
-        inputs = tuple(one for one in inputs if id(one) not in failed)
-        positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failed]
-    sampled = tuple(outcome for outcome in outcomes if isinstance(outcome, Sampled))
-    return StepOutput(inputs, None, sampled, tuple(positions), started_s, 0.0, None, failures)
+        inputs = tuple(one for one in inputs if id(one) not in failures)
+        positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failures]
+    failed = tuple(failures.values())
+    return StepOutput(inputs, None, tuple(sampled), tuple(positions), started_s, 0.0, None, failed)
 
 
 def _begun(
@@ -155,13 +159,23 @@ def _begun(
         try:
             if cache.length != one.position:
                 engine.begin_behind(cache, one.position)
-            if one.sample and one.session.drawing is not None:
-                one.session.drawing.go_to(one.position + one.tokens)
+            if one.guesses and one.session.is_tail:
+                one.payload.guesses = _known_guesses(one)
+            if one.draws and one.session.drawing is not None:
+                one.session.drawing.go_to(one.position + one.tokens - one.guesses)
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
             begun.append(one)
     return tuple(begun)
+
+
+def _known_guesses(one: StepInput) -> tuple[int, ...]:
+    """The step's guesses, as far as its tail knows them: of those that have not come nothing is accepted."""
+    if one.payload.token_ids is not None:
+        return one.payload.token_ids[-one.guesses :]
+    step, guesses = one.session.progress.told_guesses
+    return guesses if step == one.step else ()
 
 
 def _step(
@@ -177,8 +191,8 @@ def _step(
             cache,
             one.tokens,
             one.payload.token_ids,
-            one.sample,
-            _request(one, cache.length + one.tokens) if one.sample else None,
+            one.draws,
+            _requests(one, cache.length + one.tokens - one.guesses) if one.draws else (),
         )
         for one in inputs
         if (cache := one.session.cache) is not None
@@ -210,6 +224,16 @@ def _step(
     if result is None or behind is None:
         return stepped + others, behind if result is None else result
     return stepped + others, _joined(result, behind)
+
+
+def _requests(one: StepInput, position: int) -> tuple[SampleRequest, ...]:
+    """How the session's token at that position is chosen, and behind it one for each guess."""
+    drawing = one.session.drawing
+    if drawing is None or not one.guesses:
+        return tuple([_request(one, position + place) for place in range(one.draws)])
+    seen = drawing.seen_behind(one.payload.guesses)
+    last = len(seen) - 1  # behind guesses that are not known nothing is accepted
+    return tuple([replace(_request(one, position + at), seen=seen[min(at, last)]) for at in range(one.draws)])
 
 
 def _request(one: StepInput, position: int) -> SampleRequest:
@@ -257,44 +281,11 @@ def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
         layers=len(span),
         starts=span.start == 0,
         ends=span.stop == spec.layers,
-        decode_contexts=tuple(tokens for one, tokens in before if not one.prefill),
+        decode_contexts=tuple(
+            [tokens + at for one, tokens in before if not one.prefill for at in range(one.tokens)]
+        ),
         prefills=tuple((one.tokens, tokens) for one, tokens in before if one.prefill),
     )
-
-
-def read_activations(
-    payload: memoryview, header: pb.Activations, spec: ModelSpec
-) -> list[torch.Tensor | None]:
-    """The rows of each session that the header lists, [its rows, hidden_size]; None where they hold what no sound hop
-    sends: NaN, infinities, or numbers beyond MOST_ACTIVATION.
-
-    Raises:
-        ProtocolError: the payload is not what the header says, or of another width than the model's.
-    """
-    counts = [row.rows for row in header.rows]
-    if header.hidden_size != spec.hidden_size:
-        raise ProtocolError(f"activations of {header.hidden_size} numbers are not this model's")
-    try:
-        hidden = codec.decode(payload, sum(counts), header.hidden_size, spec.dtype, encoding=header.dtype)
-    except ValueError as error:
-        raise ProtocolError(f"activations: {error}") from error
-    parts = torch.split(hidden, counts)
-    sound = [True] * len(parts) if is_sound(hidden) else [is_sound(part) for part in parts]
-    if len(parts) == 1:
-        return [hidden if sound[0] else None]
-    # one that waits must not keep the memory of those that came with it
-    return [
-        None if not holds else part.clone() if row.prefill else part
-        for row, part, holds in zip(header.rows, parts, sound, strict=True)
-    ]
-
-
-def rows_as_they_came(payload: memoryview, header: pb.Activations) -> list[memoryview]:
-    """Of an activation frame that has been read: the encoded rows of each session, each row by itself."""
-    counts = [row.rows for row in header.rows]
-    apart = codec.rows_apart(payload, sum(counts), header.hidden_size, header.dtype)
-    size, ends = row_bytes(header.dtype, header.hidden_size), list(accumulate(counts, initial=0))
-    return [apart[first * size : stop * size] for first, stop in pairwise(ends)]
 
 
 def log_inputs(one: StepInput) -> None:
@@ -304,31 +295,6 @@ def log_inputs(one: StepInput) -> None:
         log.record(
             one.position, payload.encoded if payload.token_ids is None else token_rows(payload.token_ids)
         )
-
-
-def fault_of_rows(
-    header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: ServedSession
-) -> str | None:
-    """What is wrong with a session's rows, of which `part` was read; None: nothing.
-
-    It may be the hop's fault or the client's, who tells each hop about the session. So it costs that session alone, and
-    not the link, which is others' too.
-    """
-    if header.dtype != session.receives_in:
-        return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
-    if session.cache is None:
-        return "activations came before the lease was ready"
-    if part is None:
-        return f"the activations of step {row.step} are not numbers that a sound hop sends"
-    return None
-
-
-def is_sound(hidden: torch.Tensor) -> bool:
-    """Whether all numbers are finite and within MOST_ACTIVATION. One pass over them: NaN is its own extreme."""
-    if not hidden.numel():
-        return True
-    least, greatest = hidden.aminmax()
-    return float(least) >= -MOST_ACTIVATION and float(greatest) <= MOST_ACTIVATION
 
 
 def rows_of(frame: StepFrame, hidden: torch.Tensor) -> torch.Tensor:
@@ -354,12 +320,28 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
         epoch=key.epoch,
         step=one.step,
         rows=one.tokens,
-        sample=one.sample,
+        sample=one.draws > 0,
+        guesses=one.guesses,
         prefill=one.prefill,
         position=one.position,
     )
     row.timings.extend(timings)
     return row
+
+
+def trip_messages(
+    one: StepInput, drawn: Sequence[Sampled], position: int, timings: Sequence[pb.HopTiming]
+) -> list[pb.Token]:
+    """The tokens that a step gives: as long as the guess is what was drawn, the one behind it counts too."""
+    tokens: list[pb.Token] = []
+    guesses = one.payload.guesses
+    for place, token in enumerate(drawn):
+        tokens.append(token_message(one, token, position + place, () if place else timings))
+        goes_on = place < len(guesses) and guesses[place] == token.token_id
+        if not goes_on or tokens[-1].finish != pb.NOT_FINISHED:
+            break
+    tokens[0].guessed = one.guesses
+    return tokens
 
 
 def token_message(one: StepInput, drawn: Sampled, position: int, timings: Sequence[pb.HopTiming]) -> pb.Token:

@@ -56,3 +56,15 @@ class TailDrawing:
     def seen(self) -> SeenTokens | None:
         """What penalties count; None where there are none."""
         return self._history.seen() if self._has_penalties else None
+
+    def seen_behind(self, guesses: Sequence[int]) -> list[SeenTokens | None]:
+        """What penalties count before the next token, and before the one behind each guess, should these be right."""
+        if not self._has_penalties:
+            return [None] * (len(guesses) + 1)
+        known = self.known
+        seen: list[SeenTokens | None] = [self._history.seen().copied()]
+        for guess in guesses:
+            self._history.extend((guess,))
+            seen.append(self._history.seen().copied())
+        self._history.cut(known)
+        return seen

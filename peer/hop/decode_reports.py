@@ -43,9 +43,10 @@ class DecodeReports:
 
 def _decode_batch(steps: Sequence[HopStep[Any, Any]], now_s: float) -> DecodeBatch | None:
     """The decode steps among these, as of now; None if there are none."""
-    sessions = [one.session for one in steps if not one.prefill]
-    if not sessions:
+    decode = [one for one in steps if not one.prefill]
+    if not decode:
         return None
+    sessions = [one.session for one in decode]
     following = frozenset([session.next_peer_id for session in sessions])
     place = sessions[0].place
-    return DecodeBatch(now_s, len(sessions), following, place.stages, place.hop)
+    return DecodeBatch(now_s, sum([one.tokens for one in decode]), following, place.stages, place.hop)

@@ -167,5 +167,5 @@ def _record_decoding(one: HopStep[Session, Payload], now_s: float) -> None:
         if session.decoding is None:
             session.decoding = DecodingSession()
         session.decoding.record_decode(now_s)
-    elif one.sample and not (session.is_head and session.is_tail):
+    elif one.draws and not (session.is_head and session.is_tail):
         session.decoding = DecodingSession.after_prompt(now_s, session.place.stages)

@@ -89,7 +89,8 @@ class TokensReturned(Generic[Session, Payload]):
 
 @dataclass(frozen=True, slots=True)
 class FaultFound(Generic[Session]):
-    """Event: what a neighbour sent of a session is no step of it. It ends the epoch if that is its previous hop."""
+    """Event: what a neighbour sent of a session is no step of it, or no guess. It ends the epoch if that is its
+    previous hop, or its head."""
 
     session: Session
     peer_id: str
@@ -269,6 +270,16 @@ class SendTokens(Generic[Session, Payload]):
     tokens: Sequence[DrawnToken[Session, Payload]]
 
 
+@dataclass(frozen=True, slots=True)
+class SendGuesses(Generic[Session, Payload]):
+    """Effect: at the head, the guesses in a step's payload go to the tail, and to no hop between. Without them it draws
+    one token."""
+
+    session: Session
+    step: int
+    payload: Payload
+
+
 @dataclass(slots=True)
 class SendWindowUpdate(Generic[Session]):
     """Effect: the previous hop is told what has been computed here."""
@@ -337,6 +348,7 @@ HopEffect: TypeAlias = (
     | AwaitRoom
     | RetryHeld[Session, Payload]
     | SendTokens[Session, Payload]
+    | SendGuesses[Session, Payload]
     | SendWindowUpdate[Session]
     | DeliverTokens[Session, Payload]
     | EpochOver[Session, Payload]

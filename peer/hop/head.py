@@ -10,6 +10,7 @@ from molink.peer.scheduling.in_flight_limit import InFlightLimit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripBegun, TripLoad
 from molink.routing.cost.prefill_chunks import Cut, most_chunk_tokens
 
 MOST_WAIT_S = 30.0
@@ -32,6 +33,10 @@ class Head(Generic[Session, Payload]):
         """Sessions whose prompts wait for others."""
         self._returned: dict[Session, tuple[int, Payload]] = {}
         """The next steps that wait for their circuit."""
+        self._prefilling: set[Session] = set()
+        """Sessions that wait for their first token."""
+        self._lone: dict[Session, TripBegun] = {}
+        """The latest trips of sessions that this hop is the whole circuit of: they step with whatever waits here."""
 
     @property
     def has_waiting(self) -> bool:
@@ -41,7 +46,7 @@ class Head(Generic[Session, Payload]):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is kept of any session."""
-        return not (self._gathered or self._returned or self._limit or self._gathering)
+        return not (self._prefilling or self._returned or self._lone or self._limit or self._gathering)
 
     # -- prompts
 
@@ -57,6 +62,7 @@ class Head(Generic[Session, Payload]):
         session.prefill.chunks.extend(
             self._cut(stages, tokens, most_chunk_tokens(takes, limits.max_sessions))
         )
+        self._prefilling.add(session)
         if self._gathering is None:
             return True
         self._gathered.add(session)
@@ -95,8 +101,25 @@ class Head(Generic[Session, Payload]):
             return []
         return [(one, *self._returned.pop(one)) for one in self._limit.release_ready(now_s)]
 
+    def load_of(self, session: Session) -> TripLoad:
+        """What shares the circuit with the session's decode step that begins now."""
+        if not session.is_tail:
+            return self._limit.load_of(session, len(self._prefilling))
+        others = [trip for other, trip in self._lone.items() if other is not session]
+        rows = sum([1 + one.guesses for one in others])
+        return TripLoad(BatchLoad(rows, sum([one.tokens for one in others]))) if others else ALONE
+
+    def record_begun(self, session: Session, trip: TripBegun) -> None:
+        """That decode step of the session begins."""
+        self._prefilling.discard(session)
+        if session.is_tail:
+            self._lone[session] = trip
+        else:
+            self._limit.record_begun(session, trip)
+
     def end_decode(self, session: Session) -> None:
         """No further decode step of the session is to come."""
+        self._lone.pop(session, None)
         self._returned.pop(session, None)
         self._limit.forget_session(session)
 
@@ -109,6 +132,7 @@ class Head(Generic[Session, Payload]):
     def end_session(self, session: Session) -> None:
         """The session has ended."""
         self.end_decode(session)
+        self._prefilling.discard(session)
         self._gathered.discard(session)
         if self._gathering is not None:
             self._gathering.forget_session(session)

@@ -12,29 +12,6 @@ from typing import Generic
 
 from molink.peer.hop import events
 from molink.peer.hop.engine_turns import EngineTurns
-from molink.peer.hop.events import (
-    BatchComputed,
-    DrawsAllowed,
-    FaultFound,
-    FramesRefused,
-    HeldRetried,
-    HopEffect,
-    HopEvent,
-    LinkHasRoom,
-    MoveAsked,
-    PromptExpected,
-    PromptStarted,
-    RowsArrived,
-    SessionContinued,
-    SessionEnded,
-    SessionOpened,
-    SessionReady,
-    SliceComputed,
-    TokensReturned,
-    Undelivered,
-    WindowUpdated,
-    Woken,
-)
 from molink.peer.hop.frames import HeldFrames, OutgoingFrame, credits_by_hop, frames_of, tokens_by_head
 from molink.peer.hop.head import Head
 from molink.peer.hop.session import (
@@ -45,10 +22,11 @@ from molink.peer.hop.session import (
     Payload,
     Session,
     due_of_prompt,
-    fault_of_token,
 )
+from molink.peer.hop.speculation import fault_of_guesses, fault_of_trip, most_guesses, trips_of
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.trip_load import NO_GUESSES
 
 
 class HopCore(Generic[Session, Payload]):
@@ -70,7 +48,7 @@ class HopCore(Generic[Session, Payload]):
         self._head: Head[Session, Payload] = Head(settings.rule, settings.cut, limits, gathering)
         self._wake_s = math.inf
         """When `Woken` is to come."""
-        self._effects: list[HopEffect[Session, Payload]] = []
+        self._effects: list[events.HopEffect[Session, Payload]] = []
 
     @property
     def queued(self) -> int:
@@ -93,20 +71,20 @@ class HopCore(Generic[Session, Payload]):
         return self._held.of_peer(peer_id)
 
     def handle(
-        self, event: HopEvent[Session, Payload], now_s: float
-    ) -> Sequence[HopEffect[Session, Payload]]:
+        self, event: events.HopEvent[Session, Payload], now_s: float
+    ) -> Sequence[events.HopEffect[Session, Payload]]:
         """What is to be done because of the event, in order. Times are on one clock, which never goes back.
 
         While an effect is done, other events may be told, and their effects done.
         """
         effects = self._effects = []
-        if isinstance(event, BatchComputed):
+        if isinstance(event, events.BatchComputed):
             self._record_step(self._turns.end_batch(), event, now_s)
-        elif isinstance(event, RowsArrived):
+        elif isinstance(event, events.RowsArrived):
             self._on_rows(event, now_s)
-        elif isinstance(event, TokensReturned):
+        elif isinstance(event, events.TokensReturned):
             self._on_tokens(event, now_s)
-        elif isinstance(event, SliceComputed):
+        elif isinstance(event, events.SliceComputed):
             self._on_slice(event, now_s)
         else:
             self._on_rare(event, now_s)
@@ -119,48 +97,48 @@ class HopCore(Generic[Session, Payload]):
                 effects.append(events.WakeAt(wake_s))
         return effects
 
-    def _on_rare(self, event: HopEvent[Session, Payload], now_s: float) -> None:
+    def _on_rare(self, event: events.HopEvent[Session, Payload], now_s: float) -> None:
         """What does not come with each token."""
-        if isinstance(event, SessionOpened):
+        if isinstance(event, events.SessionOpened):
             self._sessions.add(event.session)
-        elif isinstance(event, SessionEnded):
+        elif isinstance(event, events.SessionEnded):
             self._end(event.session)
-        elif isinstance(event, SessionReady | PromptExpected | PromptStarted):
+        elif isinstance(event, events.SessionReady | events.PromptExpected | events.PromptStarted):
             self._on_begin(event, now_s)
-        elif isinstance(event, MoveAsked | SessionContinued):
+        elif isinstance(event, events.MoveAsked | events.SessionContinued):
             self._on_move(event, now_s)
-        elif isinstance(event, DrawsAllowed):
+        elif isinstance(event, events.DrawsAllowed):
             self._on_draws_allowed(event, now_s)
-        elif isinstance(event, FaultFound | Undelivered):
+        elif isinstance(event, events.FaultFound | events.Undelivered):
             self._on_fault(event)
-        elif isinstance(event, Woken):
+        elif isinstance(event, events.Woken):
             self._wake_s = math.inf
             self._begin_steps(now_s)
             self._pump(now_s)
         else:
             self._on_room(event, now_s)
 
-    def _on_fault(self, event: FaultFound[Session] | Undelivered[Session]) -> None:
-        if isinstance(event, Undelivered):
+    def _on_fault(self, event: events.FaultFound[Session] | events.Undelivered[Session]) -> None:
+        if isinstance(event, events.Undelivered):
             for one in event.sessions:
                 self._fail(one, event.peer_id, "lost", event.detail)
-        elif event.session.previous_peer_id == event.peer_id:
+        elif event.peer_id in event.session.feeding_peer_ids:
             self._fail(event.session, event.peer_id, "protocol", event.detail)
 
-    def _on_room(self, event: HopEvent[Session, Payload], now_s: float) -> None:
+    def _on_room(self, event: events.HopEvent[Session, Payload], now_s: float) -> None:
         """What says whether a next hop, or the link to it, takes more prefill."""
-        if isinstance(event, FramesRefused):
+        if isinstance(event, events.FramesRefused):
             self._on_refused(event)
             return
-        if isinstance(event, WindowUpdated):
+        if isinstance(event, events.WindowUpdated):
             for session, step in event.stepped:
                 if not session.ended and not session.is_tail and session.next_peer_id == event.peer_id:
                     session.prefill.send_window.apply_window_update(step)
-        elif isinstance(event, LinkHasRoom):
+        elif isinstance(event, events.LinkHasRoom):
             if frames := self._held.of_peer(event.peer_id):
                 self._effects.append(events.RetryHeld(event.peer_id, frames))
                 return
-        elif isinstance(event, HeldRetried):
+        elif isinstance(event, events.HeldRetried):
             self._held.drop_first(event.peer_id, event.frames)
             if event.peer_id in self._held:
                 self._effects.append(events.AwaitRoom(event.peer_id))
@@ -168,14 +146,16 @@ class HopCore(Generic[Session, Payload]):
         self._pump(now_s)
 
     def _on_begin(
-        self, event: SessionReady[Session] | PromptExpected[Session] | PromptStarted[Session], now_s: float
+        self,
+        event: events.SessionReady[Session] | events.PromptExpected[Session] | events.PromptStarted[Session],
+        now_s: float,
     ) -> None:
         """What comes before a session's first step."""
         session, progress = event.session, event.session.progress
-        if isinstance(event, SessionReady):
+        if isinstance(event, events.SessionReady):
             progress.end, progress.least_position = event.held_tokens, event.least_tokens
             return
-        if isinstance(event, PromptExpected):
+        if isinstance(event, events.PromptExpected):
             self._head.expect_prompt(session, event.tokens, now_s)
             return
         if session.ended:
@@ -187,10 +167,12 @@ class HopCore(Generic[Session, Payload]):
             self._add_chunk(session, now_s)
         self._pump(now_s)
 
-    def _on_move(self, event: MoveAsked[Session] | SessionContinued[Session, Payload], now_s: float) -> None:
+    def _on_move(
+        self, event: events.MoveAsked[Session] | events.SessionContinued[Session, Payload], now_s: float
+    ) -> None:
         """The first step of the next epoch is a decode step, as the next one would have been in the epoch before."""
         session, progress = event.session, event.session.progress
-        if isinstance(event, MoveAsked):
+        if isinstance(event, events.MoveAsked):
             progress.moves = True
         elif not session.ended and not progress.next_step:
             progress.end, progress.history_tokens = event.position, event.position + 1
@@ -198,12 +180,12 @@ class HopCore(Generic[Session, Payload]):
             self._begin_steps(now_s)
             self._pump(now_s)
 
-    def _on_draws_allowed(self, event: DrawsAllowed[Session], now_s: float) -> None:
+    def _on_draws_allowed(self, event: events.DrawsAllowed[Session], now_s: float) -> None:
         if (rows := event.session.progress.allow_draws(event.position)) is not None:
             self._add(rows, now_s)
             self._pump(now_s)
 
-    def _on_rows(self, event: RowsArrived[Session, Payload], now_s: float) -> None:
+    def _on_rows(self, event: events.RowsArrived[Session, Payload], now_s: float) -> None:
         for one in event.rows:
             session = one[0]
             if session.ended or session.is_head or session.previous_peer_id != event.peer_id:
@@ -211,19 +193,19 @@ class HopCore(Generic[Session, Payload]):
             self._add(one, now_s)
         self._pump(now_s)
 
-    def _on_tokens(self, event: TokensReturned[Session, Payload], now_s: float) -> None:
+    def _on_tokens(self, event: events.TokensReturned[Session, Payload], now_s: float) -> None:
         drawn = []
-        for token in event.tokens:
-            session, step, position = token[:3]
+        for trip in trips_of(event.tokens):
+            session = trip[0][0]
             if session.ended or not session.is_head or session.previous_peer_id != event.peer_id:
                 continue  # not the session's tail, whatever the client told it
-            if (fault := fault_of_token(session, step, position)) is not None:
+            if (fault := fault_of_trip(trip)) is not None:
                 self._fail(session, event.peer_id, "protocol", fault)
             else:
-                drawn.append(token)
+                drawn += trip
         self._advance(drawn, now_s)
 
-    def _on_slice(self, event: SliceComputed[Session, Payload], now_s: float) -> None:
+    def _on_slice(self, event: events.SliceComputed[Session, Payload], now_s: float) -> None:
         """With the last slice of a part it is as if all had been one step."""
         over, is_dropped = self._turns.end_slice(event)
         if is_dropped:
@@ -233,7 +215,7 @@ class HopCore(Generic[Session, Payload]):
         else:
             self._record_step(over, event.whole, now_s)
 
-    def _on_refused(self, event: FramesRefused[Session, Payload]) -> None:
+    def _on_refused(self, event: events.FramesRefused[Session, Payload]) -> None:
         for frame in event.frames:
             if not frame.prefill:
                 # decode has room of its own, and of each session only one step is on its way
@@ -259,7 +241,7 @@ class HopCore(Generic[Session, Payload]):
     def _record_step(
         self,
         steps: Sequence[HopStep[Session, Payload]],
-        event: BatchComputed[Session, Payload],
+        event: events.BatchComputed[Session, Payload],
         now_s: float,
     ) -> None:
         """What the engine has computed of these."""
@@ -296,14 +278,17 @@ class HopCore(Generic[Session, Payload]):
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
         delivered: list[DrawnToken[Session, Payload]] = []
         over: list[events.EpochOver[Session, Payload]] = []
-        for token in drawn:
-            session, step, position, is_last, payload, _ = token
+        for trip in trips_of(drawn):
+            session, step, position, is_last, payload, _ = trip[-1]
             progress = session.progress
-            if session.ended or position != progress.history_tokens:
+            if session.ended or trip[0][2] != progress.history_tokens:
                 continue
-            progress.history_tokens += 1
-            delivered.append(token)
-            if is_last or progress.moves:
+            guessed, progress.guesses = progress.guesses, 0
+            progress.history_tokens += len(trip)
+            delivered += trip
+            if progress.guesser is not None:
+                progress.guesser.record_trip([token[4] for token in trip], guessed)
+            if is_last or (progress.moves and not guessed):
                 self._head.end_decode(session)
                 session.decoding = None
                 over += [] if is_last else [events.EpochOver(session, position, payload)]
@@ -318,14 +303,27 @@ class HopCore(Generic[Session, Payload]):
     def _go_on(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
         """The next decode step of the head's session is there."""
         if session.is_tail:
-            self._add((session, step, 1, True, False, session.progress.end, payload), now_s)
+            self._begin_step(session, step, payload, now_s)
         else:
             self._head.add_return(session, step, payload, now_s)
 
     def _begin_steps(self, now_s: float) -> None:
         """Queues the next steps of the head's sessions, as the limit of micro-batches in flight lets them."""
         for session, step, payload in self._head.steps_ready(now_s):
-            self._add((session, step, 1, True, False, session.progress.end, payload), now_s)
+            self._begin_step(session, step, payload, now_s)
+
+    def _begin_step(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
+        """Queues a decode step: a token, and guesses; none at an epoch's end, so that hops know what it holds."""
+        progress, trip = session.progress, NO_GUESSES
+        if progress.guesser is not None and not progress.moves:
+            most = most_guesses(session, self._settings.most_step_tokens)
+            payload, trip = progress.guesser.propose(payload, most, self._head.load_of(session))
+            if trip.guesses and not session.is_tail:
+                self._effects.append(events.SendGuesses(session, step, payload))
+        self._head.record_begun(session, trip)
+        progress.guesses = trip.guesses
+        rows = session, step, 1 + trip.guesses, 1 + trip.guesses, False, progress.history_tokens - 1, payload
+        self._add(rows, now_s)
 
     def _add_chunk(self, session: Session, now_s: float) -> None:
         """Queues the next chunk of a prompt, if there is one."""
@@ -340,14 +338,16 @@ class HopCore(Generic[Session, Payload]):
 
     def _add(self, rows: ArrivedRows[Session, Payload], now_s: float) -> None:
         """Queues a step, if it is the one that comes next and keeps to what was agreed on."""
-        session, step, tokens, sample, prefill, position, payload = rows
+        session, step, tokens, draws, prefill, position, payload = rows
         progress, settings = session.progress, self._settings
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
-        if sample and position + tokens > progress.draws_to and session.is_tail:
+        if draws and position + tokens - draws >= progress.draws_to and session.is_tail:
             progress.waiting_draw = rows
             return
-        if (fault := settings.fault_of_step(session, step, position, tokens, prefill=prefill)) is not None:
+        fault = fault_of_guesses(tokens, draws, prefill=prefill)
+        fault = fault or settings.fault_of_step(session, step, position, tokens, prefill=prefill)
+        if fault is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)
             return
         due = session.prefill
@@ -355,7 +355,7 @@ class HopCore(Generic[Session, Payload]):
             due.due_s = due_of_prompt(session, position, tokens, now_s)
         pending = HopStep(
             session, step, session.span, tokens, now_s, prefill, due.due_s, position, tokens,
-            sample=sample, payload=payload,
+            draws=draws, payload=payload,
         )  # fmt: skip
         if not self._turns.add(pending):
             self._fail(session, settings.peer_id, "busy", "more steps wait here than this peer takes")
@@ -364,7 +364,7 @@ class HopCore(Generic[Session, Payload]):
         progress.least_position = position
         progress.end = position + tokens
 
-    def _forward(self, event: BatchComputed[Session, Payload]) -> None:
+    def _forward(self, event: events.BatchComputed[Session, Payload]) -> None:
         """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own, and what
         was computed of one after its session ended goes nowhere: the chunk before it may have been dropped."""
         apart = self._settings.uses_deadlines

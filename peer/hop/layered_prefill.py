@@ -162,7 +162,9 @@ class LayeredPrefill(Generic[Session, Payload]):
 
 
 def _remaining(part: HopStep[Any, Any]) -> RemainingPrefill:
-    return RemainingPrefill(part.left_tokens, part.position + part.tokens - part.left_tokens, part.sample)
+    return RemainingPrefill(
+        part.left_tokens, part.position + part.tokens - part.left_tokens, bool(part.draws)
+    )
 
 
 def _due_s(part: HopStep[Any, Any]) -> float:

@@ -24,6 +24,7 @@ from molink.shards.spec import Span
 
 Payload = TypeVar("Payload")
 """What a driver has computed of a step, or sent: token ids and hidden rows, or nothing in a simulation."""
+MANY_TOKENS = 2**31
 PayloadOf: TypeAlias = Callable[[int, int], Any]
 """The payload of the prompt's tokens from the first of two places to the second."""
 
@@ -42,10 +43,17 @@ class HopPlace:
     capacity_tokens: int
     encoding: str = ""
     """How activations travel to the next hop; sessions that differ in it take different frames."""
+    most_tokens: int = MANY_TOKENS
+    """The generation is over with so many of the sequence."""
 
     @property
     def span(self) -> Span:
         return self.circuit[self.hop][1]
+
+    @property
+    def last_position(self) -> int:
+        """Of the last token that may be drawn."""
+        return min(self.most_tokens, self.capacity_tokens) - 1
 
     @property
     def next_peer_id(self) -> str:
@@ -81,6 +89,11 @@ class HopSession:
         """Whether its epoch is over here; what still comes of it is dropped."""
 
     @property
+    def feeding_peer_ids(self) -> tuple[str, ...]:
+        """Who sends its rows to this hop, and guesses."""
+        return (self.previous_peer_id, self.next_peer_id) if self.is_tail else (self.previous_peer_id,)
+
+    @property
     def waits(self) -> bool:
         """Whether the session waits for this peer: for its engine, or for room on its way."""
         prefill = self.prefill
@@ -102,8 +115,14 @@ class HopProgress:
     """At the head: the length of the sequence so far; 0 before its start."""
     queued: int = 0
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
+    guesser: Any = None
+    """At the head: what guesses its tokens (`speculation.Guesser`); None: nobody does."""
+    guesses: int = 0
+    """At the head: how many guesses the step has that is on its way."""
+    told_guesses: tuple[int, Any] = 0, ()
+    """At the tail: the latest step of which the head has told guesses, and those, for who draws."""
     moves: bool = False
-    """At the head: whether the next token is the last of this epoch."""
+    """At the head: whether the next token is the last of this epoch, unless guesses are on their way with it."""
     draws_to: float = math.inf
     """At the tail: the position up to which tokens can be drawn; the step that would draw one beyond it waits."""
     waiting_draw: Any = None
@@ -146,19 +165,24 @@ Session = TypeVar("Session", bound=HopSession)
 class HopStep(PendingStep[Session], Generic[Session, Payload]):
     """One session's share of a step. Nobody but the core and its slices changes it."""
 
-    sample: bool = field(kw_only=True)
-    """Whether the tail draws a token after the last row."""
+    draws: int = field(kw_only=True)
+    """After so many rows, the last ones, the tail may draw a token: 0 or 1, or with guesses one more than these."""
     payload: Payload = field(kw_only=True)
     position: int = 0
     """Where in the sequence it begins: so many tokens are before it. What the cache holds from there on is cut off."""
     left_tokens: int = 0
     """Those that are not through the span; fewer than `tokens` only while a prompt's part is computed in slices."""
 
+    @property
+    def guesses(self) -> int:
+        """How many of the tokens, the last ones, are guesses."""
+        return self.draws - 1 if self.draws > 1 else 0
 
-ArrivedRows: TypeAlias = tuple[Session, int, int, bool, bool, int, Payload]
-"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, the position of the first
-of them in the sequence, and what came. A tuple, since there is one for each token of each session; so are those
-below."""
+
+ArrivedRows: TypeAlias = tuple[Session, int, int, int, bool, int, Payload]
+"""Session, step, tokens, after how many of them a token may be drawn (`HopStep.draws`), whether they are of a prompt,
+the position of the first of them in the sequence, and what came. A tuple, since there is one for each token of each
+session; so are those below."""
 DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
 """Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
 head's next step computes, and what the client gets."""
@@ -171,16 +195,6 @@ def due_of_prompt(session: HopSession, position: int, tokens: int, now_s: float)
     place = session.place
     left = max(session.progress.history_tokens, place.prompt_tokens) - position
     return due_s(place.stages, max(tokens, left), now_s)
-
-
-def fault_of_token(session: HopSession, step: int, position: int) -> str | None:
-    """What is wrong with a token that has come back to the session's head; None: nothing."""
-    progress = session.progress
-    if session.prefill.chunks:
-        return "a token came before the whole prompt was sent"
-    if position == progress.history_tokens and step != progress.next_step - 1:
-        return f"a token of step {step} came after step {progress.next_step - 1}"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

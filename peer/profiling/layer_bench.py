@@ -332,7 +332,7 @@ class LayerBench:
             dtype = getattr(torch, self._spec.dtype)
             shape = len(caches) * count, self._spec.hidden_size
             hidden = torch.ones(shape, dtype=dtype, device=self._device)
-        return [Rows(cache, count, tokens, want_logits) for cache in caches], hidden
+        return [Rows(cache, count, tokens, int(want_logits)) for cache in caches], hidden
 
 
 def synchronize(device: str) -> None:

@@ -191,7 +191,7 @@ def _step(engine: Engine, span: Span, hidden: Tensor | None = None) -> Tensor:
             engine.new_cache(span, length),
             length,
             tuple(ids) if hidden is None else None,
-            want_logits=span.stop == spec.layers,
+            logit_rows=int(span.stop == spec.layers),
         )
         for ids in samples
     ]

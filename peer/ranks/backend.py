@@ -45,7 +45,7 @@ class RankedCache(SequenceCache):
         self.span = span
         self.layouts = ()
         self.capacity_tokens = capacity_tokens
-        self.length = 0
+        self.length = self.certain_tokens = self._guesses = 0
         self.reserved = True
         self.closed = False
         self._nbytes = nbytes
@@ -64,11 +64,13 @@ class RankedCache(SequenceCache):
 
     def advance(self, tokens: int) -> None:
         self.length += tokens
+        self.certain_tokens = self.length - self._guesses
 
     def truncate(self, length: int, *, same_tokens: bool = False) -> None:  # noqa: ARG002 - nothing has a name here
         """The ranks hear of it with the next step."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        self.certain_tokens = min(self.certain_tokens, length)
         self.length = length
 
     @property
@@ -96,7 +98,7 @@ class RankedCache(SequenceCache):
             raise ValueError(f"{tokens} tokens are too many to restore at once")
         payload = memoryview(exported).cast("B")
         self._ask("restore", {**self._known, "start": start, "tokens": tokens}, payload)
-        self.length = start + tokens
+        self.length = self.certain_tokens = start + tokens
 
     @property
     def _known(self) -> dict[str, object]:
@@ -174,10 +176,12 @@ class RankedEngine:
         for row in rows:
             if not isinstance(row.cache, RankedCache):
                 raise TypeError("a cache of another engine")
+            row.cache.begin_step(row.guesses)
             row.cache.require(row.count)
             ids = None if row.token_ids is None else list(row.token_ids)
-            request = described_request(row.request or _GREEDY) if row.want_logits and ends else None
-            described.append([row.cache.number, row.cache.length, row.count, ids, request])
+            asked = row.requests or (_GREEDY,) * row.logit_rows
+            requests = [described_request(one) for one in asked] if ends else []
+            described.append([row.cache.number, row.cache.length, row.count, ids, requests])
         payload: bytes | memoryview = b""
         if hidden is not None:
             if hidden.ndim != 2 or hidden.shape[1] != self.spec.hidden_size:

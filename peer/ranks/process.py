@@ -219,11 +219,11 @@ class Rank:
         part of the vocabulary, from all of which the first draws."""
         span = Span(*order["span"])
         rows, requests = [], []
-        for number, length, count, token_ids, request in order["rows"]:
+        for number, length, count, token_ids, asked in order["rows"]:
             cache = self._cache(number, length)
             ids = None if token_ids is None else tuple(token_ids)
-            rows.append(Rows(cache, count, ids, want_logits=request is not None))
-            requests += [] if request is None else [request_of(request)]
+            rows.append(Rows(cache, count, ids, logit_rows=len(asked)))
+            requests += [request_of(one) for one in asked]
         hidden = None
         if payload:
             hidden = torch.frombuffer(payload, dtype=dtype_of(self._spec.dtype)).view(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
+from molink.peer.scheduling.trip_load import BatchLoad, TripBegun, TripLoad
 from molink.routing.cost.pipeline import PipelineStage
 from molink.shards.spec import Span
 
@@ -21,6 +22,10 @@ Circuit: TypeAlias = tuple[tuple[str, Span], ...]
 SessionT = TypeVar("SessionT")
 MOST_HELD_S = 1.0
 """No session is held longer, whatever was predicted."""
+UNPREDICTED = 1.25
+"""A trip that takes longer than predicted by this factor has waited: predictions are not better than that."""
+WAIT_WEIGHT = 0.2
+"""Of the latest trip in the average of how long trips wait."""
 
 
 @dataclass(slots=True)
@@ -29,6 +34,11 @@ class _MicroBatch(Generic[SessionT]):
 
     begun_s: float
     awaited: set[SessionT]
+    rows: int
+    tokens: float
+    """That its trips are expected to bring."""
+    predicted_ms: float = 0.0
+    """0: nobody has predicted it."""
 
 
 @dataclass(slots=True)
@@ -47,6 +57,8 @@ class _CircuitState(Generic[SessionT]):
     """For as many sessions as there are now."""
     iteration_s: float = 0.0
     """Of the micro-batch that came back last."""
+    waited_ms: float = 0.0
+    """By how much micro-batches took longer than predicted, of late."""
 
 
 class InFlightLimit(Generic[SessionT]):
@@ -79,6 +91,9 @@ class InFlightLimit(Generic[SessionT]):
         state = self._state_of[session]
         if (done := _remove(state, session)) is not None:
             state.iteration_s = now_s - done.begun_s
+            if done.predicted_ms:
+                waited_ms = max(0.0, 1000 * state.iteration_s - UNPREDICTED * done.predicted_ms)
+                state.waited_ms += WAIT_WEIGHT * (waited_ms - state.waited_ms)
         state.ready.setdefault(session, now_s)
 
     def record_computed(self, keys: Iterable[SessionT]) -> None:
@@ -107,10 +122,27 @@ class InFlightLimit(Generic[SessionT]):
                 batch = list(state.ready)[: self._plan_of(state).max_sessions]
                 for session in batch:
                     del state.ready[session]
-                state.in_flight.append(_MicroBatch(now_s, set(batch)))
+                state.in_flight.append(_MicroBatch(now_s, set(batch), len(batch), len(batch)))
                 state.at_head = set(batch)
                 released += batch
         return tuple(released)
+
+    def load_of(self, session: SessionT, prompts: int = 0) -> TripLoad:
+        """What shares the circuit with the trip of a session that was released last, and so many prompts: others of its
+        micro-batch count as what has been recorded of theirs, and as one row before that."""
+        state = self._state_of[session]
+        own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
+        beside = BatchLoad(own.rows - 1, own.tokens - 1) if own.rows > 1 else None
+        others = tuple(BatchLoad(one.rows, one.tokens) for one in state.in_flight if one is not own)
+        return TripLoad(beside, others, state.waited_ms, prompts)
+
+    def record_begun(self, session: SessionT, trip: TripBegun) -> None:
+        """That trip of a session that was released last has begun."""
+        state = self._state_of[session]
+        own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
+        own.rows += trip.guesses
+        own.tokens += trip.tokens - 1
+        own.predicted_ms = max(own.predicted_ms, trip.predicted_ms)
 
     def due_s(self) -> float | None:
         """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""

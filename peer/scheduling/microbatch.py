@@ -52,6 +52,7 @@ class BatchLimits:
     max_tokens: int = MAX_STEP_TOKENS
     """Rows of a micro-batch. Only a single step that is larger exceeds it, and it runs alone."""
     max_sessions: int = COST.steps_per_batch
+    """A session that decodes counts as often as it has rows: behind each a token may be drawn."""
     prefill_patience_s: float = 0.05
     """How much longer than a decode a prefill waits when both could run."""
 
@@ -218,7 +219,7 @@ class MicroBatchQueue(Generic[Step]):
     def _fill(self, group: _SpanQueue[Step], first: Step, may_prefill: MayPrefill) -> list[Step]:
         """Takes `first` and what fits beside it out of the group."""
         tokens = self._limits.max_tokens - first.tokens
-        sessions = self._limits.max_sessions - 1
+        sessions = self._limits.max_sessions - _drawing_rows(first)
         del (group.prefill if first.prefill else group.decode)[first.session]
         decode: list[Step] = [] if first.prefill else [first]
         prefill: list[Step] = [first] if first.prefill else []
@@ -228,7 +229,7 @@ class MicroBatchQueue(Generic[Step]):
             for pending in chosen:
                 del kind[pending.session]
                 tokens -= pending.tokens
-                sessions -= 1
+                sessions -= _drawing_rows(pending)
             taken.extend(chosen)
         return decode + prefill
 
@@ -245,11 +246,18 @@ def _fitting(
     for pending, _ in waiting:
         if tokens <= 0 or sessions <= 0:
             break
-        if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.session)):
+        draws = _drawing_rows(pending)
+        fits = pending.tokens <= tokens and draws <= sessions
+        if fits and (not pending.prefill or may_prefill(pending.session)):
             tokens -= pending.tokens
-            sessions -= 1
+            sessions -= draws
             found.append(pending)
     return found
+
+
+def _drawing_rows(pending: PendingStep[Any]) -> int:
+    """Behind so many rows a token may be drawn."""
+    return 1 if pending.prefill else pending.tokens
 
 
 def _due_s(waiting: _Waiting[Step]) -> float:

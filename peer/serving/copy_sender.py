@@ -205,11 +205,11 @@ class CopySender:
             task.cancel()
 
     def _held_tokens(self) -> dict[ServedSession, int]:
-        """What the sessions' caches hold now, as far as it can be read and is logged."""
+        """What the sessions' caches hold now, as far as it can be read, is logged and no guess."""
         return {
-            session: session.cache.length
+            session: session.cache.certain_tokens
             if session.inputs is None
-            else min(session.cache.length, session.inputs.end)
+            else min(session.cache.certain_tokens, session.inputs.end)
             for session in self._sessions
             if session in self._sending and session.cache is not None and session.cache.holds_blocks
         }
@@ -259,7 +259,7 @@ class CopySender:
             if content is None:
                 self._stop(session)
             elif session in self._sending and not session.ended:
-                held = session.cache.length if session.cache is not None else one.stop
+                held = session.cache.certain_tokens if session.cache is not None else one.stop
                 header.parts.add(
                     session=session.key.session,
                     epoch=session.key.epoch,

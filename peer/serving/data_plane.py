@@ -12,6 +12,7 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.idle_engine import IdleEngine
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession, SessionTable
@@ -111,6 +112,8 @@ class OfferedCompute:
     """If they are known, prompts are computed so that decode beside them keeps its pace."""
     masked: MaskedModel | None = None
     """Whose tokens are masked where a grammar is asked for; None: there are no grammars here."""
+    guesses: GuessesOf | None = None
+    """Who guesses the tokens of sessions whose head is here; None: nobody."""
 
 
 class DataPlane:
@@ -129,7 +132,7 @@ class DataPlane:
         """`on_change` hears of leases and layers that have come and gone."""
         backend, leases, step_times = compute.backend, compute.leases, compute.step_times
         rule, cut = settings.rule, settings.cut
-        self.sessions = sessions = SessionTable()
+        self.sessions = sessions = SessionTable(metrics.traces)
         """Those that it serves."""
         spec = backend.engine.spec
         limits = settings.limits or batch_limits(spec)
@@ -175,6 +178,8 @@ class DataPlane:
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
+        if compute.guesses is not None:
+            self.stepper.guess_by(compute.guesses)
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)

@@ -38,6 +38,10 @@ class LeasedCaches:
             cache = self._engine.new_cache(session.span, plan.capacity_tokens, names, reserve=self._reserve)
         elif not (session.plan.prefix and session.shares):
             cache.name_blocks(())  # what is computed from here on may be upon what another peer has sent
+        if cache.certain_tokens < cache.length:
+            self._engine.begin_behind(
+                cache, cache.certain_tokens
+            )  # guesses, of which nobody knows what became
         session.held_tokens, session.least_tokens = cache.length, cache.least_length
         session.cache = cache
 

@@ -98,6 +98,8 @@ class PeerService:
             prepared.on_activations(link, frame, header)
         elif isinstance(header, pb.Tokens):
             stepper.on_tokens(link, header)
+        elif isinstance(header, pb.Guesses):
+            stepper.on_guesses(link, header)
         elif isinstance(header, pb.Stepped):
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):

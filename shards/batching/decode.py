@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from molink.shards.batching.mixed import MixedBatch, Upload
+from molink.shards.batching.partial_step import Rows
 from molink.shards.device.cuda_graphs import CudaGraphs
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
@@ -79,7 +80,7 @@ def decoding_on(device: str, *, records: bool = True, fuses: bool = False) -> De
 
 
 class PagedSpan:
-    """Steps of sessions on one span whose decode rows attend together."""
+    """Steps of sessions on one span whose decode rows attend together: with guesses several of one session."""
 
     def __init__(
         self,
@@ -139,32 +140,37 @@ class PagedSpan:
         return True
 
     def replay(
-        self, caches: Sequence[SequenceCache], token_ids: Sequence[int], hidden: Tensor | None
+        self,
+        caches: Sequence[SequenceCache],
+        counts: Sequence[int],
+        token_ids: Sequence[int],
+        hidden: Tensor | None,
     ) -> Tensor | None:
-        """One new token of each session: hidden states [sessions, hidden size], or float32 logits [sessions,
+        """So many new tokens of each session: hidden states [tokens, hidden size], or float32 logits [tokens,
         vocabulary]. None where no such step has been recorded."""
-        size = next((size for size in self._sizes if size >= len(caches)), None)
+        rows = sum(counts)
+        size = next((size for size in self._sizes if size >= rows), None)
         replay = None if size is None else self._replays.get(size)
         if replay is None:
             return None
         if self._hidden is not None and hidden is not None:
             self._send(self._hidden, hidden)
-        self._rows.fill(caches, token_ids)
+        self._rows.fill(caches, counts, token_ids)
         try:
-            return replay()[: len(caches)].clone()
+            return replay()[:rows].clone()
         except Exception as error:  # noqa: BLE001 - as above; what it has stored already, the next way stores again
             self._replays.clear()
             self.give_up(error)
             return None
 
-    def batch(self, caches: Sequence[SequenceCache], counts: Sequence[int], upload: Upload) -> MixedBatch:
+    def batch(self, rows: Sequence[Rows], upload: Upload) -> MixedBatch:
         """Of any step, for the model to run."""
-        singles = [cache for cache, count in zip(caches, counts, strict=True) if count == 1]
-        if not 0 < len(singles) <= self._sizes[-1]:
-            return MixedBatch(caches, counts, None, upload, fuses=self._decoding.fuses)
-        self._rows.fill(singles)
-        single = self._batch(len(singles))
-        return MixedBatch(caches, counts, single, upload, fuses=self._decoding.fuses)
+        together = [row for row in rows if row.decodes]
+        counts = [row.count for row in together]
+        if not 0 < sum(counts) <= self._sizes[-1]:
+            return MixedBatch(rows, None, upload, fuses=self._decoding.fuses)
+        self._rows.fill([row.cache for row in together], counts)
+        return MixedBatch(rows, self._batch(sum(counts)), upload, fuses=self._decoding.fuses)
 
     def _batch(self, rows: int) -> PagedBatch:
         decoding = self._decoding
@@ -191,7 +197,7 @@ class PagedSpan:
                 states = view.run(states, positions, batch)
             return self._route[-1].logits(states) if self._ends else states[0]
 
-        self._rows.fill(())
+        self._rows.fill((), ())
         return step
 
     def give_up(self, reason: Exception) -> None:

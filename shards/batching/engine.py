@@ -147,7 +147,7 @@ class Engine:
 
         `hidden` is [sum of counts, hidden_size] in the order of rows where the span starts after layer 0,
         else None. Returns [sum of counts, hidden_size], or, where the span ends the model, float32 logits
-        [rows with want_logits, vocabulary]. Caches grow only when the whole step has succeeded. Raises
+        [sum of logit_rows, vocabulary]. Caches grow only when the whole step has succeeded. Raises
         NotHeld, CacheFull, PoolFull, and ValueError where rows and hidden do not fit each other, all before anything
         is computed.
         """
@@ -156,7 +156,7 @@ class Engine:
         ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
         for row in rows:
-            row.cache.begin_step()
+            row.cache.begin_step(row.guesses)
         self._make_room(rows)
         replayed = self._replay(span, rows, ids, hidden)
         if replayed is not None:
@@ -182,14 +182,13 @@ class Engine:
         """What comes of `tokens`, which are inputs and positions, behind a part of the rows' span, and the batch that
         is still to be committed. Rows attend together where kernels for that are at hand, and do not fail."""
         route, paged, failure = self._stages.route(part), self.paged.get(span), None
-        caches, counts = [row.cache for row in rows], [row.count for row in rows]
         if paged is not None:
             try:
-                together = paged.batch(caches, counts, self._tensors.transfers.numbers)
+                together = paged.batch(rows, self._tensors.transfers.numbers)
                 return _through(route, tokens, together), together
             except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
                 failure = error
-        batch = PackedBatch(caches, counts, bitwise=bitwise)
+        batch = PackedBatch([row.cache for row in rows], [row.count for row in rows], bitwise=bitwise)
         hidden = _through(route, tokens, batch)
         if failure is not None:
             self.paged.attend_apart(span, failure)
@@ -198,11 +197,11 @@ class Engine:
     def _replay(
         self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
     ) -> Tensor | None:
-        """The result of a step of one token for each session that has been recorded, if it can be."""
+        """The result of a step of sessions that all decode, as it has been recorded, if it can be."""
         paged = self.paged.get(span)
-        if paged is None or any(row.count > 1 for row in rows):
+        if paged is None or not all(row.decodes for row in rows):
             return None
-        result = paged.replay([row.cache for row in rows], ids, hidden)
+        result = paged.replay([row.cache for row in rows], [row.count for row in rows], ids, hidden)
         if result is None or span.stop < self.spec.layers:
             return result
         return self._tensors.wanted(result, rows)

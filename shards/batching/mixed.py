@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache
 
 from molink.shards.attention.attention import AttentionRules, attend_sequence, layer_number
 from molink.shards.batching.packed import StepSession
-from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.batching.partial_step import Rows
 from molink.shards.paged_attention.paged_rows import PagedBatch
 
 Upload = Callable[[Sequence[int]], Tensor]
@@ -17,32 +17,31 @@ Upload = Callable[[Sequence[int]], Tensor]
 
 
 class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
-    """What a model sees as its cache: of sessions with one new token `single`, of the others their own blocks."""
+    """What a model sees as its cache: of sessions that decode `single`, of the others their own blocks."""
 
     bitwise = True
 
     def __init__(
         self,
-        caches: Sequence[SequenceCache],
-        counts: Sequence[int],
+        rows: Sequence[Rows],
         single: PagedBatch | None,
         upload: Upload,
         *,
         fuses: bool = False,
     ) -> None:
-        """`counts` are the new tokens of each session, packed in this order; `single` knows those that have one."""
+        """`rows` are those of each session, packed in this order; `single` knows those that decode."""
         super().__init__(layers=[])
         self.fuses = fuses
-        self._first_layer = caches[0].span.start
+        self._first_layer = rows[0].cache.span.start
         self._single = single
         self._chunks: list[tuple[StepSession, int, int]] = []
         self._singles: list[tuple[StepSession, int, int]] = []
         start = 0
-        for cache, count in zip(caches, counts, strict=True):
-            sessions = self._singles if single is not None and count == 1 else self._chunks
-            sessions.append((StepSession(cache, count), start, start + count))
-            start += count
-        self._places = upload([place for _, place, _ in self._singles])
+        for row in rows:
+            sessions = self._singles if single is not None and row.decodes else self._chunks
+            sessions.append((StepSession(row.cache, row.count), start, start + row.count))
+            start += row.count
+        self._places = upload([place for _, first, stop in self._singles for place in range(first, stop)])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object

@@ -16,6 +16,8 @@ from molink.shards.attention.attention import (
 from molink.shards.batching.token_contexts import TokenContexts, token_contexts
 from molink.shards.kv.kv_cache import SequenceCache
 
+FEW_ROWS = 16
+"""More the compiled library does not take (`few_rows.c`)."""
 States = dict[int, tuple[Tensor, ...]]
 """Of each layer that keeps some."""
 
@@ -106,7 +108,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._layouts = caches[0].layouts
         self.sessions = [StepSession(*session) for session in zip(caches, counts, strict=True)]
         self._lone = self.sessions[0] if len(self.sessions) == 1 else None
-        self._are_tokens = all(count == 1 for count in self.counts)
+        self._are_few = sum(self.counts) <= FEW_ROWS
         self._contexts: dict[int, TokenContexts | None] = {}
 
     def update(
@@ -141,13 +143,15 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     def contexts(self, layer: int) -> tuple[TokenContexts, int] | None:
         """Where the compiled library finds the keys and values of one layer, and writes those of the new tokens as
-        `update` would: of all sessions, and in which slot the keys are. None where some have several new tokens, or
-        keys and values lie otherwise."""
-        if not self._are_tokens:
+        `update` would: of all sessions, and in which slot the keys are. None where there are more than FEW_ROWS new
+        tokens, or keys and values lie otherwise."""
+        if not self._are_few:
             return None
         table, index = self.sessions[0].cache.place_of(layer)
         if table not in self._contexts:
-            self._contexts[table] = token_contexts([session.cache for session in self.sessions], table)
+            self._contexts[table] = token_contexts(
+                [session.cache for session in self.sessions], self.counts, table
+            )
         contexts = self._contexts[table]
         return None if contexts is None else (contexts, 2 * index)
 

@@ -26,10 +26,21 @@ class Rows:
     """New tokens of this session in this step, at least 1."""
     token_ids: tuple[int, ...] | None
     """As many ids, where the span starts the model; None elsewhere."""
-    want_logits: bool
-    """Where the span ends the model: whether logits follow the last of these rows."""
-    request: SampleRequest | None = None
-    """How the token after the last of these rows is chosen, for engines that choose it themselves."""
+    logit_rows: int
+    """Where the span ends the model: behind how many of these rows, the last ones, logits are wanted. All but the first
+    of these are guesses, wherever the span ends."""
+    requests: tuple[SampleRequest, ...] = ()
+    """How the tokens behind these rows are chosen, for engines that choose them themselves."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether these are a decode step's: a token, and maybe guesses."""
+        return self.count == 1 or self.count == self.logit_rows
+
+    @property
+    def guesses(self) -> int:
+        """How many of the new tokens, the last ones, may be cut off again."""
+        return self.logit_rows - 1 if self.logit_rows > 1 else 0
 
 
 def check_rows(span: Span, rows: Sequence[Rows]) -> None:

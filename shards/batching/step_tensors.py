@@ -34,21 +34,25 @@ class StepTensors:
         return self.transfers.to_device(hidden, dtype)[None]
 
     def wanted(self, result: Tensor, rows: Sequence[Rows]) -> Tensor:
-        """Of one row of logits for each session, those that are wanted."""
-        if all(row.want_logits for row in rows):
-            return result
-        return result[self.transfers.numbers([index for index, row in enumerate(rows) if row.want_logits])]
+        """Of one row of logits for each new token, those that are wanted."""
+        last = _logit_places(rows)
+        return result if len(last) == len(result) else result[self.transfers.numbers(last)]
 
     def logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
-        """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""
-        last: list[int] = []
-        stop = 0
-        for row in rows:
-            stop += row.count
-            if row.want_logits:
-                last.append(stop - 1)
+        """Logits of the last rows of each session, as many as it wants; `hidden` is [1, tokens, hidden]."""
+        last = _logit_places(rows)
         if not last:
             return torch.empty(0, self._vocabulary_size, device=self._place)
-        if len(last) < stop:
+        if len(last) < hidden.shape[1]:
             hidden = hidden[:, self.transfers.numbers(last)]
         return tail.logits(hidden)
+
+
+def _logit_places(rows: Sequence[Rows]) -> list[int]:
+    """Which of the step's new tokens logits are wanted behind."""
+    places: list[int] = []
+    stop = 0
+    for row in rows:
+        stop += row.count
+        places.extend(range(stop - row.logit_rows, stop))
+    return places

@@ -1,4 +1,4 @@
-"""Where the keys and values of sessions with one new token each lie, as the compiled library reads them."""
+"""Where the keys and values of sessions with few new tokens lie, as the compiled library reads them."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ _RUN_FIELDS = 5
 
 
 class TokenContexts:
-    """`context` and `run` of `few_rows.c` for the layers of one table: of each session all tokens, of which the last
-    is the new one. Valid until blocks move, as a step's views are."""
+    """`context` and `run` of `few_rows.c` for the layers of one table: for each new token all of its session up to
+    it. Valid until blocks move, as a step's views are."""
 
     __slots__ = ("_contexts", "_runs", "address", "dim", "dtype", "heads")
 
     def __init__(self, runs: "array[int]", counts: Sequence[tuple[int, int]], like: torch.Tensor) -> None:
-        """`runs` of all sessions, one after the other; `counts`: how many runs and tokens each has. `like` is memory
+        """`runs` of all new tokens, one after the other; `counts`: how many runs and tokens each has. `like` is memory
         [slots, 1, heads, tokens, dim] of one of them."""
         self._runs = runs
         self._contexts = array("q")
@@ -30,11 +30,18 @@ class TokenContexts:
         self.heads, self.dim, self.dtype = like.shape[2], like.shape[4], like.dtype
 
 
-def token_contexts(caches: Sequence[SequenceCache], table: int) -> TokenContexts | None:
+def token_contexts(
+    caches: Sequence[SequenceCache], new_tokens: Sequence[int], table: int
+) -> TokenContexts | None:
     """Of the sessions' tables of this number; None where keys and values are of several shapes."""
     runs, counts, like = array("q"), [], None
-    for cache in caches:
-        found = cache.runs(table, cache.length + 1)
+    rows = [
+        (cache, cache.length + at + 1)
+        for cache, count in zip(caches, new_tokens, strict=True)
+        for at in range(count)
+    ]
+    for cache, length in rows:
+        found = cache.runs(table, length)
         for memory, start, tokens in found:
             if len(memory.buffers) > 1:
                 return None

@@ -1,9 +1,9 @@
-"""Decoder layers of the Llama family as one call each, for a step of one token of each of few sessions on a processor
-(`few_rows.c`).
+"""Decoder layers of the Llama family as one call each, for a step of few tokens on a processor (`few_rows.c`): one of
+each of few sessions, or with guesses several.
 
 Between the products of such a step nothing reads weights, and each of torch's operations finds the caches full of them.
-Here nothing lies between: threads go from one product to the next, and from one session's keys to the next one's. The
-first step of so many sessions through a layer of each kind is computed both ways; where they differ by more than
+Here nothing lies between: threads go from one product to the next, and from one row's keys to the next one's. The
+first step of so many rows through a layer of each kind is computed both ways; where they differ by more than
 rounding, layers of that kind keep to the other way for so many.
 """
 
@@ -85,8 +85,7 @@ class FewRowsSteps:
 
 
 class FewRowsLayer:
-    """One layer, to be called with its hidden states; in other steps than those of few tokens, each of
-    another session, it runs otherwise."""
+    """One layer, to be called with its hidden states; in other steps than those of few tokens it runs otherwise."""
 
     __slots__ = (
         "_fields",

@@ -33,7 +33,8 @@ def open_cache(
     )
     cache = SequenceCache(pool, span, layouts, tables, state, capacity_tokens, reserved=reserve)
     names = names if state is None else ()  # what a state is behind a shared beginning, nobody has kept
-    cache.length = KV_BLOCK_TOKENS * pool.adopt(tables, names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS])
+    names_held = names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS]
+    cache.length = cache.certain_tokens = KV_BLOCK_TOKENS * pool.adopt(tables, names_held)
     if reserve:
         try:
             cache.take_blocks(cache.length)

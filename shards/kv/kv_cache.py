@@ -34,6 +34,7 @@ class SequenceCache:
 
     __slots__ = (
         "__weakref__",
+        "_guesses",
         "_names",
         "_order",
         "_pool",
@@ -42,6 +43,7 @@ class SequenceCache:
         "_tables",
         "began",
         "capacity_tokens",
+        "certain_tokens",
         "closed",
         "last_step",
         "layouts",
@@ -67,6 +69,10 @@ class SequenceCache:
         self.length = 0
         self.began = 0
         """Its length when its latest step began: that far `truncate` can go back until the next one does."""
+        self.certain_tokens = 0
+        """So many of its tokens are the sequence's, whatever follows; those behind were guesses of its latest step."""
+        self._guesses = 0
+        """Of the step that is under way."""
         self.reserved = reserved
         """Whether all blocks that it may need are its own already; else it takes them as it grows."""
         self.closed = False
@@ -165,9 +171,9 @@ class SequenceCache:
             ordered[slot] = views
         return ordered
 
-    def begin_step(self) -> None:
-        """A step begins here, in one piece or several."""
-        self.began = self.length
+    def begin_step(self, guesses: int = 0) -> None:
+        """A step begins here, in one piece or several; so many of its tokens, the last ones, are guesses."""
+        self.began, self._guesses = self.length, guesses
 
     def place_of(self, layer: int) -> tuple[int, int]:
         """The number of the layer's table, and which of the table's layers it is."""
@@ -188,6 +194,7 @@ class SequenceCache:
         """
         full = self.length // KV_BLOCK_TOKENS
         self.length += tokens
+        self.certain_tokens = self.length - self._guesses
         self._share(full)
         if not self.reserved:
             self._drop_passed()
@@ -206,6 +213,7 @@ class SequenceCache:
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        self.certain_tokens = min(self.certain_tokens, length)
         if same_tokens and length == self.length:
             return
         if self._stored is not None:

@@ -169,7 +169,7 @@ def _whole_logits(whole: PreTrainedModel, tensors: Mapping[str, Tensor]) -> list
     expected = []
     for ids in sessions:
         rows = [
-            Rows(engine.new_cache(span, stop), stop, tuple(ids[:stop].tolist()), want_logits=True)
+            Rows(engine.new_cache(span, stop), stop, tuple(ids[:stop].tolist()), logit_rows=1)
             for stop in range(1, len(ids) + 1)
         ]
         expected.append(torch.cat([engine.step(span, [row], None) for row in rows]))
@@ -303,7 +303,7 @@ def _largest_difference(hops: Sequence[tuple[Engine, Span]], expected: Sequence[
             rows = []
             for one, count in counts.items():
                 new = tuple(sessions[one][fed[one] : fed[one] + count].tolist())
-                rows.append(Rows(caches[one][hop], count, new if span.start == 0 else None, want_logits=True))
+                rows.append(Rows(caches[one][hop], count, new if span.start == 0 else None, logit_rows=1))
             logits = engine.step(span, rows, None if span.start == 0 else logits)
         for found, (one, count) in zip(logits, counts.items(), strict=True):
             fed[one] += count

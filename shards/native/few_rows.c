@@ -1,4 +1,4 @@
-/* Decoder layers of the Llama family for one token of each of few sessions, each a single call during which weights are
+/* Decoder layers of the Llama family for few tokens, each a single call during which weights are
  * read nearly all the time; and products alone. What Python calls is at the end: `few_rows.py` and `few_rows_layers.py`
  * have the same fields. Compiled on the machine that runs it (`compiling.py`), so that the compiler chooses the
  * instructions. */
@@ -116,10 +116,10 @@ static void attend(const float *queries, int64_t count, int64_t dim, const conte
         for (int64_t i = 0; i < dim; i++) result[q * dim + i] /= weight[q];
 }
 
-/* One key head of one row: norms, rotary positions, the new key and value to their places, and what its queries attend
- * to. `heads` are the row's queries, keys and values, `angles` its cosines, `sines` behind them. */
-static void attend_head(const layer *l, float *heads, int64_t k, const float *cosines, const float *sines,
-                        const context *cache, int64_t slot, int halves, float *attended) {
+/* One key head of one row: norms, rotary positions, the new key and value to their places. `heads` are the row's queries,
+ * keys and values, `cosines` and `sines` its angles'. */
+static void store_head(const layer *l, float *heads, int64_t k, const float *cosines, const float *sines,
+                       const context *cache, int64_t slot, int halves) {
     const int64_t dim = l->dim, shares = l->queries / l->keys;
     float *queries = heads + k * shares * dim, *key = heads + (l->queries + k) * dim, *value = key + l->keys * dim;
     for (int64_t q = 0; q < shares; q++) {
@@ -132,7 +132,13 @@ static void attend_head(const layer *l, float *heads, int64_t k, const float *co
     char *own = last->first + slot * last->slot_bytes + k * last->head_bytes + (last->tokens - 1) * last->token_bytes;
     narrow(key, halves, dim, own);
     narrow(value, halves, dim, own + last->slot_bytes);
-    attend(queries, shares, dim, cache, slot, halves, k, l->window, l->scaling, attended + k * shares * dim);
+}
+
+/* What the queries of a key head of one row attend to, once all that they see is stored. */
+static void attend_head(const layer *l, const float *heads, int64_t k, const context *cache, int64_t slot, int halves,
+                        float *attended) {
+    const int64_t dim = l->dim, shares = l->queries / l->keys, first = k * shares * dim;
+    attend(heads + first, shares, dim, cache, slot, halves, k, l->window, l->scaling, attended + first);
 }
 
 /* Which forms can be multiplied here, a bit for each. */
@@ -210,17 +216,31 @@ static void multiply_heads(const layer *l, const worker *w, const between *b) {
     }
 }
 
-/* Every key head of every row, divided among threads by how many tokens they attend to. */
+static void store(const layer *l, const worker *w, const between *b, const float *angles, const context *caches,
+                  int64_t r, int64_t k, int64_t slot, int halves) {
+    const float *cosines = angles + r * l->dim, *sines = cosines + w->rows * l->dim;
+    store_head(l, b->heads + r * b->every, k, cosines, sines, caches + r, slot, halves);
+}
+
+/* Every key head of every row, divided among threads by how many tokens they attend to. A row may see others of its
+ * session, so all of several are stored before. */
 static void attend_rows(const layer *l, const worker *w, const between *b, const float *angles, const context *caches,
                         int64_t slot, int halves) {
     const int64_t dim = l->dim;
     int64_t before = 0, every = 0;
+    if (w->rows > 1) {
+        for (int64_t i = w->me; i < w->rows * l->keys; i += w->all)
+            store(l, w, b, angles, caches, i / l->keys, i % l->keys, slot, halves);
+#pragma omp barrier
+    }
     for (int64_t r = 0; r < w->rows; r++) every += l->keys * caches[r].tokens;
     for (int64_t r = 0; r < w->rows; r++)
         for (int64_t k = 0; k < l->keys; k++, before += caches[r].tokens)
-            if ((before + caches[r].tokens / 2) * w->all / every == w->me)
-                attend_head(l, b->heads + r * b->every, k, angles + r * dim, angles + (w->rows + r) * dim, caches + r,
-                            slot, halves, b->attended + r * l->queries * dim);
+            if ((before + caches[r].tokens / 2) * w->all / every == w->me) {
+                if (w->rows == 1) store(l, w, b, angles, caches, r, k, slot, halves);
+                attend_head(l, b->heads + r * b->every, k, caches + r, slot, halves,
+                            b->attended + r * l->queries * dim);
+            }
 }
 
 /* The rows' numbers are those that lie one row behind the other. */
@@ -243,8 +263,8 @@ static void multiply_gated(const layer *l, const worker *w, const between *b) {
     }
 }
 
-/* A decoder layer on the hidden states of one token of each row, [rows][hidden] to `result`; keys and values become the
- * last of each row's context, in `slot` and the next one. `angles` are cosines and sines [2][rows][dim]. `shared` has
+/* A decoder layer on the hidden states of rows, [rows][hidden] to `result`; keys and values become the last of each
+ * row's context, in `slot` and the next one. Rows of one session stand one behind the other, each with one token more. `angles` are cosines and sines [2][rows][dim]. `shared` has
  * room for (queries + 2 keys) * dim + queries * dim + hidden + inner floats of each row, `scratch` for what
  * `few_rows_scratch(most)` says for each thread or row, whatever there are more of. */
 void few_rows_layer(const layer *l, int64_t rows, const void *hidden, const float *angles, const context *caches,

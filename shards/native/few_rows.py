@@ -18,7 +18,7 @@ LEAST_BYTES: Final = 32 * 1024**2
 UNIT: Final = 64
 """Rows and columns of a matrix are multiples of it."""
 _TRIED_ROWS: Final = (1, 7)
-"""Lines of a matrix go through it four, two or one at a time."""
+"""Lines of a matrix go through it six, four, two or one at a time."""
 _LEAST_ROUNDING: Final = 1e-5
 _ROUNDING_UNITS: Final = 4
 """As in `fused_layers.py`."""

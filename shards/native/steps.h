@@ -24,7 +24,7 @@
 #define BLOCK 64   /* numbers of nf4 that share a scale */
 #define PANEL 32   /* rows of nf4 that lie together */
 #define STEPS 32   /* of a panel, in which all lines go through it before the next: a block of nf4, and 8 KB of others */
-#define TOGETHER 4 /* lines at most that go through it together: their sums stay in registers */
+#define TOGETHER 6 /* lines at most that go through it together: their sums stay in registers */
 #define ASKED_STEPS 8 /* for which is asked together */
 #define AHEAD 3072 /* bytes that are asked for before they are needed, where no other lines come between */
 #define APART 48   /* floats */
@@ -183,6 +183,7 @@ INLINED void add_steps(const int form, const int count, const stretch *at, const
     case form: \
         if (count == 1) add_steps(form, 1, at, lines, sums); \
         else if (count == 2) add_steps(form, 2, at, lines, sums); \
+        else if (count <= 4) add_steps(form, 4, at, lines, sums); \
         else add_steps(form, TOGETHER, at, lines, sums); \
         return;
 
@@ -205,6 +206,6 @@ static void add_all(int64_t form, int64_t count, stretch at, const char *const *
     for (int64_t turn = 0; turn < turns; turn++, lines += TOGETHER, sums += 4 * TOGETHER, count -= TOGETHER) {
         at.from = asked * turn / turns * unit;
         at.to = asked * (turn + 1) / turns * unit;
-        add_steps_of(form, count > 2 ? TOGETHER : count, &at, lines, sums);
+        add_steps_of(form, count, &at, lines, sums);
     }
 }

@@ -26,7 +26,7 @@ from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 
 class PagedRows:
-    """At most `rows` sessions' new tokens on one span, one each.
+    """At most `rows` new tokens of sessions on one span: one of each, or with guesses some, one behind the other.
 
     Everything is written anew for each step, in two copies: the numbers of all rows in one, and the blocks of those
     rows whose blocks are not what they were.
@@ -60,15 +60,23 @@ class PagedRows:
         self._blocks = [Staging((rows, entries * width), torch.long, device) for _ in tables]
         self._sent: list[list[Tensor | None]] = [[None] * rows for _ in tables]
 
-    def fill(self, caches: Sequence[SequenceCache], token_ids: Sequence[int] = ()) -> None:
-        """The rows are the next tokens of these sessions, which have blocks for them; all others are nobody's.
+    def fill(
+        self, caches: Sequence[SequenceCache], counts: Sequence[int], token_ids: Sequence[int] = ()
+    ) -> None:
+        """The rows are the next so many tokens of these sessions, which have blocks for them; all others are nobody's.
 
         `token_ids` are one for each, where the span starts the model.
         """
-        numbers = [list(token_ids), [cache.length for cache in caches]]
+        rows = [
+            (cache, cache.length + at)
+            for cache, count in zip(caches, counts, strict=True)
+            for at in range(count)
+        ]
+        numbers = [list(token_ids), [position for _, position in rows]]
+        whose = [cache for cache, _ in rows]
         for index, window in enumerate(self.windows):
-            self._send_blocks(index, caches)
-            seen = [self._seen(index, cache, window) for cache in caches]
+            self._send_blocks(index, whose)
+            seen = [self._seen(index, cache, position, window) for cache, position in rows]
             numbers += [[start for start, _ in seen], [stop for _, stop in seen]]
         host = self._numbers.host()
         host.zero_()
@@ -87,9 +95,9 @@ class PagedRows:
         if moved:
             self._blocks[index].send_rows(moved)
 
-    def _seen(self, index: int, cache: SequenceCache, window: int | None) -> tuple[int, int]:
-        """The tokens of its table that a session's next one sees."""
-        stop = cache.length + 1 - cache.tables[index].first * KV_BLOCK_TOKENS
+    def _seen(self, index: int, cache: SequenceCache, position: int, window: int | None) -> tuple[int, int]:
+        """The tokens of its table that a session's token at that position sees."""
+        stop = position + 1 - cache.tables[index].first * KV_BLOCK_TOKENS
         return (0 if window is None else max(0, stop - window)), stop
 
     def wait(self) -> None:

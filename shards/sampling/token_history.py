@@ -19,6 +19,10 @@ class SeenTokens:
     generated: NDArray[np.int32]
     """How often each of them was generated."""
 
+    def copied(self) -> "SeenTokens":
+        """The same, whatever the sequence becomes."""
+        return SeenTokens(self.ids.copy(), self.in_sequence.copy(), self.generated.copy())
+
     @property
     def parts(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
         """All three, in the order of the fields."""

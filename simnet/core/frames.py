@@ -42,6 +42,11 @@ def activations_bytes(sessions: int, tokens: int, activation_bytes: int) -> int:
     return FRAME_BYTES + sessions * ROW_BYTES + tokens * activation_bytes
 
 
+def guesses_bytes(guesses: int) -> int:
+    """Of the guesses of one session's step, for the tail."""
+    return FRAME_BYTES + ROW_BYTES + 3 * guesses
+
+
 def small_frame_bytes(sessions: int) -> int:
     """Of drawn tokens for the head, or of a window update."""
     return FRAME_BYTES + sessions * TOKEN_BYTES

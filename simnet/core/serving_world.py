@@ -19,6 +19,7 @@ from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.prefill_chunks import Cut
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
+from molink.simnet.core.guessing import SimulatedSpeculation, TapeGuesser
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.simulated_peer import ComputeS, SimulatedEngine, SimulatedPeer
@@ -64,6 +65,8 @@ class SimulatedCircuit:
     """A token's way from the head to its client."""
     jitter_ms: float = 0.0
     seed: int = 0
+    speculation: SimulatedSpeculation | None = None
+    """None: nothing is guessed."""
 
 
 class ServingWorld:
@@ -146,6 +149,8 @@ class ServingWorld:
             )
             for hop in range(len(self.peers))
         ]
+        if self._plan.speculation is not None:
+            hops[0].progress.guesser = TapeGuesser(self._plan.speculation, request.number, stages)
         for hop, session in enumerate(hops):
             session.before, session.after = hops[hop - 1], hops[(hop + 1) % len(hops)]
         self._sessions += 1

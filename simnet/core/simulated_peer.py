@@ -66,6 +66,7 @@ class SimulatedPeer:
             events.RetryHeld: sender.retry,
             events.AwaitRoom: sender.await_room,
             events.SendTokens: sender.send_tokens,
+            events.SendGuesses: sender.send_guesses,
             events.SendWindowUpdate: sender.send_window_update,
             events.DeliverTokens: lambda effect: deliver(effect.tokens),
             events.FailSession: _fail,
@@ -97,17 +98,11 @@ class SimulatedPeer:
         steps = effect.steps
         rows = tokens = attended = sampled = 0
         for one in steps:
-            after = one.position + one.tokens
-            tokens += after
-            if one.prefill:
-                count = one.tokens
-                rows += count
-                attended += count * one.position + count * (count + 1) // 2
-                sampled += one.sample
-            else:
-                rows += 1
-                attended += after
-                sampled += 1
+            count = one.tokens
+            tokens += one.position + count
+            rows += count
+            attended += count * one.position + count * (count + 1) // 2
+            sampled += one.draws
         session = steps[0].session
         taken_s = self._engine.compute_s(
             session.span, Work(rows, tokens, attended), sampled if session.is_tail else 0
@@ -146,7 +141,7 @@ class SimulatedPeer:
             len(span),
             span.start == 0,
             span.stop == self._layers,
-            tuple([one.position for one in steps if not one.prefill]),
+            tuple([one.position + at for one in steps if not one.prefill for at in range(one.tokens)]),
             tuple([(one.tokens, one.position) for one in steps if one.prefill]),
         )
 
@@ -164,12 +159,18 @@ def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
     """The tokens of these steps, where they end the model."""
     if not steps or not steps[0].session.is_tail:
         return []
-    drawn = []
-    for one in steps:
-        if one.sample:
-            session, position = one.session, one.position + one.tokens
-            drawn.append((session, one.step, position, position >= session.last_position, None, None))
-    return drawn
+    return [
+        (one.session, one.step, position, position >= one.session.last_position, None, None)
+        for one in steps
+        for position in _drawn_positions(one)
+    ]
+
+
+def _drawn_positions(one: Step) -> range:
+    """Of the tokens that the tail draws after a step: one, and one more for each guess that is right."""
+    first = one.position + one.tokens - one.guesses
+    right = one.session.right_guesses if one.guesses else 0
+    return range(first, first + 1 + right if one.draws else first)
 
 
 def _fail(effect: events.FailSession[SimulatedSession]) -> None:

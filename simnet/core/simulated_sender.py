@@ -10,7 +10,7 @@ from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.decode_forecast import DecodeForecast
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.simnet.core.channels import Channels
-from molink.simnet.core.frames import SimulatedFrame, activations_bytes, small_frame_bytes
+from molink.simnet.core.frames import SimulatedFrame, activations_bytes, guesses_bytes, small_frame_bytes
 from molink.simnet.core.request_load import Request
 
 
@@ -24,6 +24,12 @@ class SimulatedSession(HopSession):
         """Of a token that is drawn, in the sequence."""
         self.after = self.before = self
         """The same generation at the next hop, and at the previous one."""
+
+    @property
+    def right_guesses(self) -> int:
+        """At the tail: how many of the guesses that have come with a step it draws itself."""
+        guesser = self.after.progress.guesser
+        return 0 if guesser is None else int(guesser.right)
 
 
 _PREFILL, _DECODE = TrafficClass.PREFILL, TrafficClass.DECODE
@@ -77,10 +83,9 @@ class SimulatedSender:
         if prefill := steps[0].prefill:
             traffic_class, due_s, tokens = _PREFILL, frame.due_s, sum([one.tokens for one in steps])
         else:
-            traffic_class, due_s, tokens = _DECODE, 0.0, len(steps)
+            traffic_class, due_s, tokens = _DECODE, 0.0, sum([one.tokens for one in steps])
         rows = [
-            (one.session.after, one.step, one.tokens, one.sample, prefill, one.position, None)
-            for one in steps
+            (one.session.after, one.step, one.tokens, one.draws, prefill, one.position, None) for one in steps
         ]
         size_bytes = activations_bytes(len(steps), tokens, self._activation_bytes)
         whose = tuple([one.session.key.session for one in steps])
@@ -94,6 +99,16 @@ class SimulatedSender:
         tokens = [(token[0].after, *token[1:]) for token in effect.tokens]
         arrives = events.TokensReturned(self._peer_id, tokens)
         self._send(effect.peer_id, _DECODE, [token[0] for token in tokens], arrives)
+
+    def send_guesses(self, effect: events.SendGuesses[SimulatedSession, None]) -> None:
+        """The tail hears of guesses, which are nothing here but bytes."""
+        session = effect.session
+        whose = (session.key.session,)
+        nothing: Event = events.RowsArrived(self._peer_id, ())
+        size_bytes = guesses_bytes(session.progress.guesses)
+        frame = SimulatedFrame(_DECODE, size_bytes, whose, nothing)
+        if not self._channels.post(self.links[session.previous_peer_id], frame):
+            raise OverflowError(f"the link from hop {self._peer_id} is full of decode")
 
     def send_window_update(self, effect: events.SendWindowUpdate[SimulatedSession]) -> None:
         """The previous hop hears what it may send."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from molink.peer.wire.transmission.policies import POLICIES
+from molink.simnet.core.guessing import OFF
 from molink.simnet.core.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.core.traces import BUNDLED, bundled_trace, read_trace
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
@@ -46,6 +47,14 @@ def emulate_serving(
             least=1,
         ),
     ] = None,
+    speculation: Annotated[
+        str,
+        option(
+            "Guessed tokens of a trip: auto, off or a number; with commas, one after the other. Timed tails draw what "
+            "the bundled model once did.",
+            "auto|off|K",
+        ),
+    ] = OFF,
     duration: Annotated[
         float, option("So long requests come that are measured; the paper has 1800.", "S", least=0.1)
     ] = 300.0,
@@ -81,7 +90,7 @@ def emulate_serving(
     from molink.simnet.emulate.serving import all_runs, cells_of, judge, parameters_of, spec_of
     from molink.simnet.serve.output.figures import table_figure
 
-    cells = cells_of(policy, rate, peers, micro_batches, prefill_chunk)
+    cells = cells_of(policy, rate, peers, micro_batches, prefill_chunk, speculation)
     require_positive("--bandwidth-mbps", bandwidth_mbps)
     require_not_negative("--delay-ms", delay_ms)
     require_positive("--duration", duration)

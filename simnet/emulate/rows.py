@@ -25,6 +25,7 @@ _USAGE = (
     Column("policy", "policy"),
     SETTINGS["micro_batches"],
     SETTINGS["prefill_chunk_tokens"],
+    SETTINGS["speculation"],
     Column("throughput", "throughput_tps", "tokens/s", ".1f"),
     Column("decode\none way", "decode_one_way_ms", "ms", ".1f"),
     Column("99 % of\nthem", "decode_one_way_p99_ms", "ms", ".0f"),
@@ -45,6 +46,10 @@ class ServingRow:
     """The rule of circulation, or a number."""
     prefill_chunk_tokens: int | None
     """Prompts were computed in equal chunks of at most so many tokens; None: as the head chose."""
+    speculation: str
+    """Guessed tokens of a trip: auto, off, or a number."""
+    temperature: float
+    """Of the recorded generations that are guessed."""
     bandwidth_mbps: float
     delay_ms: float
     """One way."""

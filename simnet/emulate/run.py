@@ -131,6 +131,7 @@ async def _start_peers(
                 policy=cell.policy,
                 micro_batches=cell.served_as.micro_batches,
                 prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
+                speculation=cell.served_as.speculation,
             )
         )
         for number, span in enumerate(emulation.spans)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,12 @@ from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.child_process import EmulationError
 from molink.simnet.emulate.rows import differing, serving_rows
 from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun, emulate
-from molink.simnet.presentation.options import parse_micro_batches, parse_names, parse_numbers
+from molink.simnet.presentation.options import (
+    parse_micro_batches,
+    parse_names,
+    parse_numbers,
+    parse_speculation,
+)
 from molink.simnet.presentation.results import result_document, write_json
 from molink.simnet.serve.served_as import usual
 
@@ -30,9 +35,15 @@ BUSY = 0.8
 
 
 def cells_of(
-    policies: str, rates: str, peers: int, micro_batches: str | None, prefill_chunk: int | None
+    policies: str,
+    rates: str,
+    peers: int,
+    micro_batches: str | None,
+    prefill_chunk: int | None,
+    speculation: str,
 ) -> list[EmulationCell]:
-    """Every policy at every rate. Raises ValueError for a name or number that means nothing."""
+    """Every policy at every rate, with each way to guess. Raises ValueError for a name or number that means nothing."""
+    guessed = parse_speculation("--speculation", speculation)
     rule = None if micro_batches is None else _rule(micro_batches)
     cells: list[EmulationCell] = []
     for rate_rps in parse_numbers("--rate", rates):
@@ -43,7 +54,7 @@ def cells_of(
                 micro_batches=rule or as_usual.micro_batches,
                 prefill_chunk_tokens=prefill_chunk or as_usual.prefill_chunk_tokens,
             )
-            cells.append(EmulationCell(name, rate_rps, served_as))
+            cells += [EmulationCell(name, rate_rps, replace(served_as, speculation=one)) for one in guessed]
     return cells
 
 
@@ -120,7 +131,14 @@ def judge(emulation: Emulation, runs: Sequence[EmulationRun]) -> None:
 def parameters_of(emulation: Emulation, cells: Sequence[EmulationCell], trace: str) -> dict[str, object]:
     """What it takes to run the same again."""
     return {
-        "policies": {cell.policy: asdict(cell.served_as) for cell in cells},
+        "policies": {
+            cell.policy: {
+                "micro_batches": cell.served_as.micro_batches,
+                "prefill_chunk_tokens": cell.served_as.prefill_chunk_tokens,
+            }
+            for cell in cells
+        },
+        "speculation": list(dict.fromkeys(cell.served_as.speculation for cell in cells)),
         "rates_rps": list(dict.fromkeys(cell.rate_rps for cell in cells)),
         "peers": emulation.peers,
         "spans": [[span.start, span.stop] for span in emulation.spans],

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from molink.peer.scheduling.in_flight_rules import RULES, rule_named
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.suggestions import did_you_mean
 
 
@@ -85,6 +86,17 @@ def parse_micro_batches(option: str, text: str) -> tuple[str, ...]:
     for one in texts:
         try:
             rule_named(one)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
+    return texts
+
+
+def parse_speculation(option: str, text: str) -> tuple[str, ...]:
+    """What `SimulatedSpeculation.named` takes, each once, commas between; raises ValueError with one sentence."""
+    texts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for one in texts:
+        try:
+            SimulatedSpeculation.named(one)
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from error
     return texts

@@ -74,6 +74,16 @@ def serve(
     prefill_chunk: Annotated[
         int | None, option("Prompts are computed in such steps, for every policy.", "TOKENS", least=1)
     ] = None,
+    speculation: Annotated[
+        str | None,
+        option(
+            "Guessed tokens of a trip: auto, off (unless told) or a number; several with commas.",
+            "auto|off|K",
+        ),
+    ] = None,
+    temperature: Annotated[
+        str | None, option("Of the recorded generations that are guessed: 0 (unless told) or 0.8.", "T")
+    ] = None,
     model: Annotated[str | None, option("Instead of the table's.", "NAME")] = None,
     device: Annotated[str | None, option("As for emulate, instead of the table's.", "NAME")] = None,
     tensors_per_boundary: Tensors = 2,
@@ -101,6 +111,8 @@ def serve(
         "peers": None if peers is None else f"{peers}",
         "micro-batches": micro_batches,
         "chunk": None if prefill_chunk is None else f"{prefill_chunk}",
+        "speculation": speculation,
+        "temperature": temperature,
     }
     chosen = None if policies is None else parse_names("--policies", policies)
     changes = parse_changes(given, sweep or (), model, device)
@@ -179,6 +191,8 @@ def _parameters(table: Preset, circuits: Circuits, software_ms: float, trace: st
         "delays_ms": list(dict.fromkeys(cell.setting.delay_ms for cell in cells)),
         "micro_batches": list(dict.fromkeys(cell.served_as.micro_batches for cell in cells)),
         "prefill_chunk_tokens": list(dict.fromkeys(cell.served_as.prefill_chunk_tokens for cell in cells)),
+        "speculation": list(dict.fromkeys(cell.served_as.speculation for cell in cells)),
+        "temperatures": list(dict.fromkeys(cell.served_as.temperature for cell in cells)),
         "peers": list(circuits.by_peers),
         "model": table.model,
         "device": table.device,

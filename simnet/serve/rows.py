@@ -24,6 +24,10 @@ class ServeRow:
     micro_batches: str
     prefill_chunk_tokens: int | None
     """Prompts are computed in steps of at most so many; None: the head computes how many."""
+    speculation: str
+    """Guessed tokens of a trip: auto, off, or a number."""
+    temperature: float
+    """Of the recorded generations that are guessed."""
     requests: int
     failed: int
     ttft_s: float | None
@@ -108,6 +112,8 @@ def shared_fields(
             "peers": cell.peers,
             "micro_batches": cell.served_as.micro_batches,
             "prefill_chunk_tokens": cell.served_as.prefill_chunk_tokens,
+            "speculation": cell.served_as.speculation,
+            "temperature": cell.served_as.temperature,
             "requests": len(ended),
             "failed": sum(one.error is not None for one in ended),
             "throughput_tps": own.throughput_tps,

@@ -9,6 +9,7 @@ from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.shards.spec import ModelSpec, Span
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
 from molink.simnet.core.serving_world import OPENING_MESSAGES, SimulatedCircuit
@@ -96,6 +97,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
         to_client_s=software_s,
         jitter_ms=scenario.jitter_ms,
         seed=scenario.seed,
+        speculation=SimulatedSpeculation.named(served_as.speculation, served_as.temperature),
     )
 
 

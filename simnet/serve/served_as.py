@@ -7,6 +7,7 @@ from types import MappingProxyType
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.routing.cost.prefill_chunks import Cut, chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec
+from molink.simnet.core.guessing import OFF
 
 PETALS = "petals"
 """Not a way to send: the client stands between the servers, and every session steps alone."""
@@ -23,6 +24,10 @@ class ServedAs:
     prefill_chunk_tokens: int | None
     """Prompts are computed in equal chunks of at most so many tokens, each in one step; None: as our peers do it. The
     head chooses the chunks, those that come at once are gathered, and beside decode they are computed in slices."""
+    speculation: str = OFF
+    """How many guessed tokens travel with a trip: auto, off, or a number."""
+    temperature: float = 0.0
+    """Of the recorded generations that are guessed."""
 
 
 MOST_SESSIONS = 256

@@ -6,7 +6,13 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from molink.simnet.presentation.options import parse_counts, parse_micro_batches, parse_numbers
+from molink.simnet.core.generations import recorded_generations
+from molink.simnet.presentation.options import (
+    parse_counts,
+    parse_micro_batches,
+    parse_numbers,
+    parse_speculation,
+)
 from molink.simnet.serve.output.table import COMPUTED
 from molink.simnet.serve.presets import Preset, PresetCell
 from molink.simnet.serve.served_as import ServedAs, usual
@@ -37,6 +43,17 @@ def _parse_chunks(option: str, text: str) -> Values:
     return tuple(None if part == COMPUTED else parse_counts(option, part)[0] for part in parts)
 
 
+def _parse_temperatures(option: str, text: str) -> Values:
+    values = parse_numbers(option, text, zero=True)
+    recorded = sorted({one.temperature for one in recorded_generations()})
+    for one in values:
+        if one not in recorded:
+            raise ValueError(
+                f"{option}: generations were recorded at {' and '.join(map(str, recorded))}, not {one:g}"
+            )
+    return values
+
+
 QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
     {
         "rate": Quantity("rate_rps", "--rate", parse_numbers),
@@ -45,10 +62,12 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "peers": Quantity("peers", "--peers", parse_counts),
         "micro-batches": Quantity("micro_batches", "--micro-batches", parse_micro_batches),
         "chunk": Quantity("prefill_chunk_tokens", "--prefill-chunk", _parse_chunks),
+        "speculation": Quantity("speculation", "--speculation", parse_speculation),
+        "temperature": Quantity("temperature", "--temperature", _parse_temperatures),
     }
 )
 """By the name that `--sweep` takes. It takes the option's, too; and stages, which peers are."""
-_SERVED_FIELDS = ("micro_batches", "prefill_chunk_tokens")
+_SERVED_FIELDS = ("micro_batches", "prefill_chunk_tokens", "speculation", "temperature")
 _BY_NAME: Mapping[str, Quantity] = MappingProxyType(
     {
         **{one.option.removeprefix("--"): one for one in QUANTITIES.values()},

@@ -41,14 +41,21 @@ class TokenUsage:
     cached_tokens: int
     """Of the prompts: those that were not computed anew."""
     completion_tokens: int
+    accepted_tokens: int = 0
+    """Guesses that became tokens of the answer, wherever they came from."""
+    rejected_tokens: int = 0
+    """Guesses that did not."""
 
     @classmethod
     def of(cls, generations: Sequence[Generation], choices_per_prompt: int = 1) -> "TokenUsage":
         firsts = generations[::choices_per_prompt]
+        accepted = sum(one.accepted_tokens for one in generations)
         return cls(
             sum(one.prompt_tokens for one in firsts),
             sum(one.cached_tokens for one in firsts),
             sum(len(one.token_ids) for one in generations),
+            accepted,
+            sum(one.guessed_tokens for one in generations) - accepted,
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molink.client.api.sampling import read_response_format
+from molink.client.api.sampling import checked_prediction, read_response_format
 from molink.client.errors import InvalidRequest
 from molink.client.gateway.apis.chat_input import (
     Arguments,
@@ -50,6 +50,27 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(BaseModel):
+    """What is likely to be generated: the tokens that it has right come sooner."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class SamplingRequest(BaseModel):
     """Sampling fields that completions and chat share. Beside OpenAI's own those that other servers have: top_k, min_p,
     repetition_penalty, min_tokens, ignore_eos, stop_token_ids.
@@ -76,6 +97,7 @@ class SamplingRequest(BaseModel):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    prediction: PredictedOutput | None = None
 
     @model_validator(mode="after")
     def _only_what_is_understood(self) -> "SamplingRequest":
@@ -92,6 +114,14 @@ class SamplingRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def predicted(self) -> str | None:
+        """The prediction's text, for each choice. Raises InvalidRequest where it is too large."""
+        if self.prediction is None:
+            return None
+        checked_prediction(self.prediction.text)
+        return self.prediction.text
 
     def sampling(self, choice: int, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """The parameters of one choice. With a seed, each choice draws with its own, so that they differ.
@@ -181,13 +211,6 @@ class CompletionRequest(SamplingRequest):
 
     def params(self, choice: int) -> SamplingParams:
         return self.sampling(choice, self.max_tokens or COMPLETION_TOKENS, self.logprobs)
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    type: Literal["text"]
-    text: str
 
 
 class CalledFunction(BaseModel):

@@ -42,6 +42,10 @@ class OpenAIAnswer(Answer):
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": usage.accepted_tokens,
+                "rejected_prediction_tokens": usage.rejected_tokens,
+            },
         }
         return self._head | {"choices": choices, "usage": counts}
 

@@ -51,6 +51,7 @@ class ServingSwarm(WatchedSwarm, Protocol):
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]: ...
 
     def stream_chat_events(
@@ -62,6 +63,7 @@ class ServingSwarm(WatchedSwarm, Protocol):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]: ...
 
     async def tokenize(self, text: str) -> tuple[int, ...]: ...

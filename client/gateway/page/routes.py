@@ -71,10 +71,12 @@ def add_page(app: FastAPI, feed: SwarmFeed) -> None:
 
     @app.get("/v1/swarm")
     async def swarm_state() -> dict[str, Any]:
+        """The swarm as this gateway sees it: peers, layers, circuits in use, models. No addresses."""
         return await feed.snapshot()
 
-    @app.get("/v1/swarm/events", response_class=EventStream)
+    @app.get("/v1/swarm/events", response_class=EventStream, status_code=200)
     async def swarm_events(request: Request) -> Response:
+        """The same as it changes, as events, without end."""
         user = user_of(request.client.host if request.client else None)
         feed.admit(user)
         return EventStream(feed.events(user))

@@ -95,9 +95,12 @@ class ServiceSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
-            lambda: self.opened.stream_events(prompt, params=params, timeout_s=timeout_s)
+            lambda: self.opened.stream_events(
+                prompt, params=params, timeout_s=timeout_s, prediction=prediction
+            )
         )
 
     def stream_chat_events(
@@ -109,6 +112,7 @@ class ServiceSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
             lambda: self.opened.stream_chat_events(
@@ -118,6 +122,7 @@ class ServiceSwarm:
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,
+                prediction=prediction,
             )
         )
 

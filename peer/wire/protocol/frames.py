@@ -41,6 +41,7 @@ _KINDS: dict[int, type[Message]] = {
     13: pb.Leaving,
     14: pb.Move,
     15: pb.History,
+    16: pb.Guesses,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 

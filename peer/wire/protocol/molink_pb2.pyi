@@ -349,6 +349,8 @@ class SessionDescriptor(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    SPECULATES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
     epoch: _builtins.int
@@ -364,6 +366,12 @@ class SessionDescriptor(_message.Message):
     """on links whose ends both take it; empty: the model's own numbers everywhere"""
     prefix_blocks: _builtins.bytes
     """names of the prompt's leading blocks of 16 tokens, 16 bytes each"""
+    trace_context: _builtins.bytes
+    """of the span that the session is a part of (W3C): trace id, span id, flags, 25"""
+    speculates: _builtins.bool
+    """bytes; empty: hops write no spans
+    the head may guess tokens, where all hops announce that they take guesses
+    """
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -381,10 +389,12 @@ class SessionDescriptor(_message.Message):
         trace: _builtins.bool = ...,
         activation_codec: _builtins.str = ...,
         prefix_blocks: _builtins.bytes = ...,
+        trace_context: _builtins.bytes = ...,
+        speculates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "speculates", b"speculates", "trace", b"trace", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,13 +408,21 @@ class Start(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    GUESS_SCOPE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     position: _builtins.int
     """from which on it is stepped: every hop's KV cache holds what comes before"""
+    guess_scope: _builtins.bytes
+    """at most 16 bytes: the client's generations of one scope are guessed from"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole history: prompt, and what was generated before a failover"""
+
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """what will be generated, as far as the client can tell: at most 65,536 ids"""
 
     def __init__(
         self,
@@ -413,10 +431,12 @@ class Start(_message.Message):
         epoch: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
+        guess_scope: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guess_scope", b"guess_scope", "position", b"position", "prediction", b"prediction", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +512,7 @@ class ActivationRow(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -502,6 +523,10 @@ class ActivationRow(_message.Message):
     prefill: _builtins.bool
     position: _builtins.int
     """of the first of them in the sequence; what a KV cache holds from there on is"""
+    guesses: _builtins.int
+    """cut off
+    of a decode step: so many of its rows, the last ones, are of guessed tokens;
+    """
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     def __init__(
@@ -515,10 +540,11 @@ class ActivationRow(_message.Message):
         prefill: _builtins.bool = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
         position: _builtins.int = ...,
+        guesses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guesses", b"guesses", "position", b"position", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -550,6 +576,58 @@ class Activations(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activations: _TypeAlias = Activations  # noqa: Y015
+
+@_typing.final
+class Guess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    step: _builtins.int
+    """whose guesses these are"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        step: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guess: _TypeAlias = Guess  # noqa: Y015
+
+@_typing.final
+class Guesses(_message.Message):
+    """a head to the tail: hops between see no tokens"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def guesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guess]: ...
+    def __init__(
+        self,
+        *,
+        guesses: _abc.Iterable[Global___Guess] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guesses", b"guesses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guesses: _TypeAlias = Guesses  # noqa: Y015
 
 @_typing.final
 class TopLogprob(_message.Message):
@@ -586,6 +664,7 @@ class Token(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    GUESSED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -594,6 +673,8 @@ class Token(_message.Message):
     token_id: _builtins.int
     finish: Global___Finish.ValueType
     logprob: _builtins.float
+    guessed: _builtins.int
+    """with the first token of a step: how many guesses that had. The others of the"""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
     @_builtins.property
@@ -610,10 +691,11 @@ class Token(_message.Message):
         logprob: _builtins.float | None = ...,
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
+        guessed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "finish", b"finish", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

@@ -28,6 +28,7 @@ from molink.peer.announcing.announcer import PeerContact, ServingTerms, own_fact
 from molink.peer.compute.backend import DeviceBackend, MeasuredModel
 from molink.peer.daemon.peer import SWITCH_INTERVAL_S
 from molink.peer.device.device import default_memory_bytes, describe_device
+from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.memory.memory import plan_memory
@@ -39,6 +40,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.shards.spec import Span
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
@@ -70,6 +72,8 @@ class PeerConfiguration:
     micro_batches: str
     prefill_chunk_tokens: int | None
     """None: the head chooses, and prompts are gathered, and computed in slices while sessions decode."""
+    speculation: str
+    """Guessed tokens of a trip: auto, off, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,16 @@ class EmulatedPeer:
         step_times = StepTimes(machine.profile)
         self._metrics.compare(step_times)
         chunk_tokens = configuration.prefill_chunk_tokens
+        speculation = SimulatedSpeculation.named(configuration.speculation)
         serving = DataPlane(
             identity,
             Credentials(identity.peer_id, certificate),
             OfferedCompute(
-                machine.backend, machine.artifacts, leases, step_times if chunk_tokens is None else None
+                machine.backend,
+                machine.artifacts,
+                leases,
+                step_times if chunk_tokens is None else None,
+                guesses=None if speculation is None else HeadGuesses(tables=False, fixed=speculation.fixed),
             ),
             self._metrics,
             lambda: None,

@@ -28,10 +28,14 @@ from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans
+from molink.simnet.core.generations import GenerationTape
 from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
 
+TAPE_VOCABULARY = 1024
+"""Of the model that said what is drawn here. By positions alone, so that a session begins in the tape where its prompt
+ends, and all say the same."""
 _NOISE_ROWS = 4096
 """At least the rows of one micro-batch."""
 
@@ -46,6 +50,7 @@ class TimedEngine:
         self._device = device
         dtype = getattr(torch, shape.dtype)
         self._layout = LayerLayout(0, shape.head_dim, 0, shape.head_dim, dtype, expands=False)
+        self._tape = GenerationTape(0)
         self._pool = KvPool(torch.device("cpu"))
         generator = torch.Generator().manual_seed(0)
         # noise, not zeros: what compresses better than activations do would not load the links as they do
@@ -78,7 +83,7 @@ class TimedEngine:
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span
-        ends the model, logits [rows with want_logits, 1], of which everybody draws token 0.
+        ends the model, logits [sum of logit_rows, tokens of the tape]: at each position the tape's token is likeliest.
 
         Raises NotHeld and CacheFull, and ValueError where rows and hidden do not fit each other.
         """
@@ -88,10 +93,13 @@ class TimedEngine:
         if hidden is not None and hidden.shape != (count, self.spec.hidden_size):
             raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
-            row.cache.begin_step()
+            row.cache.begin_step(row.guesses)
             row.cache.require(row.count)
-        sampled = sum(row.want_logits for row in rows)
-        result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
+        sampled = sum(row.logit_rows for row in rows)
+        result = self._noise[:count]
+        if span.stop == self.spec.layers:
+            drawn = [(row.cache.length + row.count, row.logit_rows) for row in rows]
+            result = self._logits([end + 1 + at - draws for end, draws in drawn for at in range(draws)])
         self._take_time(began_s, span, rows, sampled)
         for row in rows:
             row.cache.advance(row.count)
@@ -120,7 +128,8 @@ class TimedEngine:
         span, rows = slice_.steps[0].span, [replace(step.row, count=count) for step, count in counts]
         part = Span(slice_.layer, min(slice_.layer + layers, span.stop))
         done = slice_.finishing(slice_.hidden) if part.stop == span.stop else []
-        sampled = sum(step.row.want_logits for step, _ in done)
+        sampled = sum(step.row.logit_rows for step, _ in done)
+        ends = [step.row.cache.length + part.shape[1] for step, part in done if step.row.logit_rows]
         self._take_time(began_s, part, rows, sampled)
         slice_.layer = part.stop
         if part.stop < span.stop:
@@ -132,7 +141,7 @@ class TimedEngine:
         if not through:
             return (), None
         if span.stop == self.spec.layers:
-            return through, torch.zeros(sampled, 1)
+            return through, self._logits(ends)
         return through, self._noise[: sum(step.row.count for step in through)]
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -146,6 +155,13 @@ class TimedEngine:
     def pack_next(self) -> bool:
         """There is nothing to pack."""
         return False
+
+    def _logits(self, positions: Sequence[int]) -> Tensor:
+        """Those after which tokens of these positions are drawn: the tape's are likeliest."""
+        logits = torch.zeros(len(positions), TAPE_VOCABULARY)
+        for row, position in enumerate(positions):
+            logits[row, self._tape.token(position)] = 1.0
+        return logits
 
     def _take_time(self, began_s: float, span: Span, rows: Sequence[Rows], sampled: int) -> None:
         """Waits until the device would be done with these rows through the span."""

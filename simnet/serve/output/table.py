@@ -36,6 +36,8 @@ SETTINGS: Mapping[str, Column] = MappingProxyType(
         "peers": Column("peers", "peers"),
         "micro_batches": Column("micro-batches", "micro_batches"),
         "prefill_chunk_tokens": Column("chunk", lambda row: shown_chunk(row.prefill_chunk_tokens)),
+        "speculation": Column("guesses", "speculation"),
+        "temperature": Column("temperature", "temperature", form="g"),
     }
 )
 """By the fields of a row that say in what setting it is."""

@@ -15,7 +15,7 @@ from support.swarms.served_peer import HIGH, LOW, Served, model, served
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.peer.engine.steps import MOST_ACTIVATION, is_sound
+from molink.peer.engine.arrivals import MOST_ACTIVATION, is_sound
 from molink.peer.models.model import LocalModel
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb

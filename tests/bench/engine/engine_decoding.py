@@ -85,7 +85,7 @@ def step_s(engine: Engine, sessions: int) -> float:
 def step(engine: Engine, caches: Sequence[SequenceCache], tokens: Sequence[Sequence[int]]) -> list[int]:
     """The likeliest next token of each session."""
     rows = [
-        Rows(cache, len(new), tuple(new), want_logits=True) for cache, new in zip(caches, tokens, strict=True)
+        Rows(cache, len(new), tuple(new), logit_rows=1) for cache, new in zip(caches, tokens, strict=True)
     ]
     chosen: list[int] = engine.to_host([engine.step(WHOLE, rows, None).argmax(-1)])[0].tolist()
     return chosen

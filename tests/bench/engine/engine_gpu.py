@@ -140,7 +140,7 @@ class Bench:
             states: Tensor | None = None
             for engine, span, own in zip(engines, spans, caches, strict=True):
                 rows = [
-                    Rows(cache, 1, (token,) if span.start == 0 else None, want_logits=True)
+                    Rows(cache, 1, (token,) if span.start == 0 else None, logit_rows=1)
                     for cache, token in zip(own, tokens, strict=True)
                 ]
                 states = engine.step(span, rows, states)
@@ -254,7 +254,7 @@ def prefill(bench: Bench, table: Table) -> None:
         cache = engine.new_cache(bench.whole, scale.prompt)
         for start in range(0, scale.prompt, scale.chunk):
             count = min(scale.chunk, scale.prompt - start)
-            yield Rows(cache, count, (1,) * count, want_logits=start + count == scale.prompt)
+            yield Rows(cache, count, (1,) * count, logit_rows=int(start + count == scale.prompt))
 
     for row in prompt():
         engine.step(bench.whole, [row], None)
@@ -269,7 +269,7 @@ def prefill(bench: Bench, table: Table) -> None:
     for sessions in sorted({1, min(8, scale.batch)}):
         steps = []
         for row in prompt():
-            decoding = [Rows(cache, 1, (1,), want_logits=True) for cache in caches[:sessions]]
+            decoding = [Rows(cache, 1, (1,), logit_rows=1) for cache in caches[:sessions]]
             bench.synchronize()
             began_s = time.perf_counter()
             engine.step(bench.whole, [*decoding, row], None)

@@ -137,7 +137,7 @@ class Mixing:
 
     def _rows(self, cache: SequenceCache, tokens: int) -> Rows:
         ids = tuple(7 * at * at % 1024 for at in range(cache.length, cache.length + tokens))
-        return Rows(cache, tokens, ids, want_logits=True)
+        return Rows(cache, tokens, ids, logit_rows=1)
 
 
 def report_mixing(engine: Engine, folder: Path, span: Span, table: Table) -> None:

@@ -67,7 +67,7 @@ class Whole:
         caches = self._caches[:sessions]
         times_ms = []
         for _ in range(STEPS + 1):
-            rows = [Rows(cache, 1, (5,), want_logits=True) for cache in caches]
+            rows = [Rows(cache, 1, (5,), logit_rows=1) for cache in caches]
             began_s = time.perf_counter()
             self._engine.step(self._span, rows, None).argmax(-1).tolist()
             times_ms.append((time.perf_counter() - began_s) * 1000)

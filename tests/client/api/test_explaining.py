@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from molink.client.api.generation import CircuitReport, Explanation, Generation, Hop, HopTimes
-from molink.client.commands.presentation import explanation_json, print_explanation
+from molink.client.commands.presentation import explanation_json, print_explanation, summary
 from molink.routing import Term
 
 HOPS = (Hop("12D3KooWattic", 0, 1, "attic"), Hop("12D3KooWcellar", 1, 3, "cellar[red]"))
@@ -95,3 +95,13 @@ def test_who_keeps_copies_is_said_in_which_form_and_how_far_behind_where_that_is
     said = "Copies of KV caches: of [0, 1) on KooWshed (token ids), of [1, 3) on KooWbarn (inputs, 130 tokens behind)"
     assert said in shown(replace(explanation, generation=generation))
     assert "Copies" not in shown(explanation)
+
+
+def test_what_a_trip_brought_is_said_where_something_was_guessed(explanation: Explanation) -> None:
+    assert "A trip" not in shown(explanation)
+    ids = tuple(range(12))
+    generation = replace(explanation.generation, token_ids=ids, trips=5, guessed_tokens=9, accepted_tokens=7)
+    guessed = replace(explanation, generation=generation)
+    assert "A trip round the circuit brought 2.40 tokens: 7 of 9 guesses were right" in shown(guessed)
+    assert explanation_json("x", "molink/example", guessed)["tokens_per_trip"] == 2.4
+    assert "12 tokens in 5 trips over 2 hops" in summary(generation)

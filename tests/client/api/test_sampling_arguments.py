@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.client.api.sampling import Sampling, checked_params
+from molink.client.api.sampling import (
+    MOST_PREDICTION_BYTES,
+    Sampling,
+    checked_params,
+    checked_prediction,
+    checked_speculation,
+)
 from molink.client.errors import InvalidRequest
 from molink.shards.spec import SamplingError, SamplingParams
 
@@ -21,7 +27,7 @@ def checked(**sampling: object) -> SamplingParams:
 
 
 def test_the_arguments_are_the_fields_of_the_parameters() -> None:
-    assert set(Sampling.__annotations__) == {*NAMES, "response_format"}
+    assert set(Sampling.__annotations__) == {*NAMES, "response_format", "speculation", "prediction"}
 
 
 def test_any_sequence_will_do_and_one_stop_string_is_a_sequence_too() -> None:
@@ -114,3 +120,27 @@ def test_no_value_at_all_ends_in_another_error(name: str, value: object) -> None
         checked(**{name: value})
     except InvalidRequest as error:
         assert error.parameter == name  # noqa: PT017
+
+
+def test_what_is_guessed_from_goes_with_parameters_as_a_whole() -> None:
+    params = SamplingParams(seed=3)
+    assert checked_params(params, {"speculation": "off", "prediction": "a"}) == params
+
+
+def test_tokens_are_guessed_unless_that_is_off() -> None:
+    assert [checked_speculation(one) for one in (None, "auto", "off")] == [True, True, False]
+    with pytest.raises(InvalidRequest, match="speculation must be auto or off, got 'on'") as error:
+        checked_speculation("on")
+    assert error.value.parameter == "speculation"
+
+
+def test_a_prediction_is_text_or_ids_of_at_most_64_kib() -> None:
+    assert checked_prediction(None) == ()
+    assert checked_prediction("é" * (MOST_PREDICTION_BYTES // 2)) == "é" * (MOST_PREDICTION_BYTES // 2)
+    assert checked_prediction([1, 2]) == (1, 2)
+    for wrong in ("é" * (MOST_PREDICTION_BYTES // 2 + 1), range(MOST_PREDICTION_BYTES // 4 + 1)):
+        with pytest.raises(InvalidRequest, match="65536"):
+            checked_prediction(wrong)
+    for unknown in ({"text": "a"}, [1.5], 7):
+        with pytest.raises(InvalidRequest, match="text or token ids"):
+            checked_prediction(unknown)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 import pytest
 from support.swarms.scripted_swarm import Run, ScriptedSwarm
 
+from molink.client.api.generation import TextPiece
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 
 
@@ -45,7 +46,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
     run: Run, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Keyboard("first\nsecond\n"))
-    monkeypatch.setattr(ScriptedSwarm, "stream_chat", stopped_once(ScriptedSwarm.stream_chat))
+    monkeypatch.setattr(ScriptedSwarm, "stream_chat_events", stopped_once(ScriptedSwarm.stream_chat_events))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, out, err = run("chat")
@@ -60,17 +61,17 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
 
 
 def stopped_once(
-    answer: Callable[..., AsyncGenerator[str, None]],
-) -> Callable[..., AsyncGenerator[str, None]]:
+    answer: Callable[..., AsyncGenerator[TextPiece, None]],
+) -> Callable[..., AsyncGenerator[TextPiece, None]]:
     """At the first question somebody presses Ctrl-C in the middle of an answer; the second one is answered."""
     asked: list[object] = []
 
     async def stream(
         self: ScriptedSwarm, messages: Iterable[object], **sampling: object
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         asked.append(messages)
         if len(asked) == 1:
-            yield "Wherefore"
+            yield TextPiece("Wherefore")
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
         async for piece in answer(self, messages, **sampling):

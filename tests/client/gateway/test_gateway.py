@@ -154,6 +154,37 @@ def test_penalties_and_the_parameters_of_other_servers_reach_the_swarm(
         assert (params.min_p, params.repetition_penalty, params.min_tokens) == (0.1, 1.2, 3)
 
 
+def test_a_prediction_reaches_every_choice_and_usage_says_what_was_guessed(
+    client: OpenAI, swarm: FakeSwarm
+) -> None:
+    swarm.guessed_tokens, swarm.accepted_tokens = 5, 2
+    parts = [{"type": "text", "text": "But soft"}, {"type": "text", "text": "!"}]
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=CHAT,
+        n=2,
+        prediction={"type": "content", "content": parts},  # type: ignore[typeddict-item]
+    )
+    client.chat.completions.create(
+        model=MODEL, messages=CHAT, prediction={"type": "content", "content": "But"}
+    )
+    client.chat.completions.create(model=MODEL, messages=CHAT)
+
+    assert swarm.predictions == ["But soft!", "But soft!", "But", None]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 4
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 6
+
+
+def test_a_users_generations_have_a_scope_that_says_nothing_of_him(client: OpenAI, swarm: FakeSwarm) -> None:
+    client.chat.completions.create(model=MODEL, messages=CHAT)
+    list(client.chat.completions.create(model=MODEL, messages=CHAT, stream=True))
+
+    assert len(set(swarm.scopes)) == 1
+    assert len(swarm.scopes[0]) == 16
+
+
 def test_grammars_reach_the_swarm_as_openai_and_as_vllm_have_them(client: OpenAI, swarm: FakeSwarm) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     client.chat.completions.create(

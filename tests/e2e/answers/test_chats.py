@@ -42,7 +42,7 @@ async def test_the_second_turn_of_a_chat_computes_its_new_tokens_alone(reference
             known = 0
             for _ in range(3):
                 before = await rows_computed(ports)
-                generation = await generate(client, chat, ANSWER_TOKENS)
+                generation = await generate(client, chat, ANSWER_TOKENS, speculation="off")
                 assert len(generation.circuit.hops) == 2
                 answer = generation.token_ids
                 assert answer == references.greedy(folder, chat, ANSWER_TOKENS)

@@ -80,7 +80,7 @@ class _Load:
                 continue
             room -= count
             ids = (1,) * count if one.prompt else (one.token,)
-            rows.append(Rows(one.cache, count, ids, want_logits=count >= one.prompt))
+            rows.append(Rows(one.cache, count, ids, logit_rows=int(count >= one.prompt)))
             taking.append(one)
         try:
             logits = self.engine.step(span, rows, None)
@@ -94,7 +94,7 @@ class _Load:
         tokens = iter(logits.argmax(-1).tolist())
         for one, row in zip(taking, rows, strict=True):
             one.prompt -= min(one.prompt, row.count)
-            if row.want_logits:
+            if row.logit_rows:
                 one.token = next(tokens)
                 one.new -= 1
 

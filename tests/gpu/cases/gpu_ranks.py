@@ -66,7 +66,7 @@ def _generate(backend: RankedBackend, params: SamplingParams) -> list[list[int]]
     for _ in range(NEW_TOKENS):
         rows = [
             Rows(
-                cache, len(ids), tuple(ids), want_logits=True, request=SampleRequest(params, 7, cache.length)
+                cache, len(ids), tuple(ids), logit_rows=1, requests=(SampleRequest(params, 7, cache.length),)
             )
             for cache, ids in zip(caches, new, strict=True)
         ]

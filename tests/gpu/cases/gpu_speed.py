@@ -58,7 +58,7 @@ def prefill(context: Context, findings: Findings) -> None:
         for start in range(0, scale.prompt, bench.scale.chunk):
             count = min(bench.scale.chunk, scale.prompt - start)
             last = start + count == scale.prompt
-            engine.step(bench.whole, [Rows(cache, count, (1,) * count, want_logits=last)], None)
+            engine.step(bench.whole, [Rows(cache, count, (1,) * count, logit_rows=int(last))], None)
         bench.synchronize()
         taken_s.append(time.perf_counter() - began_s)
         cache.close()
@@ -111,7 +111,7 @@ def int8(context: Context, findings: Findings) -> None:
             hidden = torch.ones(shape, dtype=getattr(torch, scale.dtype), device=context.device)
 
             def step(caches: list = caches, hidden: torch.Tensor = hidden) -> object:  # type: ignore[type-arg]
-                batch = [Rows(cache, 1, None, want_logits=False) for cache in caches]
+                batch = [Rows(cache, 1, None, logit_rows=0) for cache in caches]
                 return engine.step(span, batch, hidden)  # noqa: B023 - called before the next engine is there
 
             rows_ms[kind][rows] = 1000 * statistics.median(_times_s(step, context, 30))

@@ -75,6 +75,8 @@ class Peer:
     def status(self):
         return {"name": "test", "spans": [[0, 4]], "model": "m"}
 
+    own_status = status
+
 
 module = types.ModuleType("molink.peer.daemon.peer")
 module.Peer, module.PeerError = Peer, PeerError

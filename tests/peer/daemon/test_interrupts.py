@@ -64,6 +64,8 @@ class Peer:
     def status(self):
         return {}
 
+    own_status = status
+
 
 selector = Interrupted()
 running.AT_ONCE_S = 0.2

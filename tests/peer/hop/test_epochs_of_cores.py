@@ -55,8 +55,9 @@ def rings(draw: st.DrawFn) -> EpochRing:
     return EpochRing(generations, cores, window, draw(st.integers(1, 60)))
 
 
-def play(ring: EpochRing, rng: Any, changes: int) -> None:  # noqa: ANN401 - a Random of hypothesis
+def play(ring: EpochRing, rng: Any, changes: int, *, guesses: bool) -> None:  # noqa: ANN401 - a Random of hypothesis
     """Until all generations have all of their tokens."""
+    ring.chance = rng if guesses else None
     for one in ring.generations:
         ring.start(one)
     while not all(one.is_over for one in ring.generations):
@@ -90,18 +91,18 @@ def play(ring: EpochRing, rng: Any, changes: int) -> None:  # noqa: ANN401 - a R
 
 
 @settings(deadline=None, max_examples=examples(80))
-@given(rings(), st.randoms(use_true_random=False), st.integers(0, 30))
+@given(rings(), st.randoms(use_true_random=False), st.integers(0, 30), st.booleans())
 def test_epochs_change_at_any_moment_and_every_cache_holds_each_token_in_its_place(
-    ring: EpochRing, rng: object, changes: int
+    ring: EpochRing, rng: object, changes: int, guesses: bool
 ) -> None:
-    play(ring, rng, changes)
+    play(ring, rng, changes, guesses=guesses)
 
 
 @pytest.mark.full
 @settings(deadline=None, max_examples=examples(300))
-@given(rings(), st.randoms(use_true_random=False), st.integers(0, 60))
-def test_many_epochs_change_at_any_moment(ring: EpochRing, rng: object, changes: int) -> None:
-    play(ring, rng, changes)
+@given(rings(), st.randoms(use_true_random=False), st.integers(0, 60), st.booleans())
+def test_many_epochs_change_at_any_moment(ring: EpochRing, rng: object, changes: int, guesses: bool) -> None:
+    play(ring, rng, changes, guesses=guesses)
 
 
 @pytest.mark.parametrize("hops", [1, 3])

@@ -1,6 +1,7 @@
 """Owners, hops, standbys and moves among faults of every kind, over the cores that the product runs: no token comes
 twice or is lost, an old holder computes nothing in a new epoch, and all comes to its end while each span has a copy."""
 
+import random
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ def faults(ring: FaultyRing) -> list[tuple[str, Any]]:
     return found
 
 
-def play(ring: FaultyRing, rng: Any, left: int, moves: int) -> None:  # noqa: ANN401 - a Random of hypothesis
+def play(ring: FaultyRing, rng: Any, left: int, moves: int, *, guesses: bool) -> None:  # noqa: ANN401 - a Random of hypothesis
     """Until the client has all tokens."""
     one = ring.one
+    ring.chance = rng if guesses else None
     ring.start(one)
     end, wrongs = one.prompt_tokens + one.new_tokens, left
     while ring.history < end:
@@ -63,11 +65,26 @@ def play(ring: FaultyRing, rng: Any, left: int, moves: int) -> None:  # noqa: AN
     st.randoms(use_true_random=False),
     st.integers(0, 6),
     st.integers(0, 3),
+    st.booleans(),
 )
 def test_whatever_goes_wrong_every_token_comes_once_and_the_generation_comes_to_its_end(
-    hops: int, prompt_tokens: int, rng: object, left: int, moves: int
+    hops: int, prompt_tokens: int, rng: object, left: int, moves: int, guesses: bool
 ) -> None:
-    play(ring_of(hops, prompt_tokens), rng, left, moves)
+    play(ring_of(hops, prompt_tokens), rng, left, moves, guesses=guesses)
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_guesses_right_and_wrong_among_moves_and_faults_cost_no_token(wrong: int) -> None:
+    trips: list[tuple[int, int]] = []
+    moved = 0
+    for seed in range(100):
+        ring = ring_of(1 + seed % 3, 1 + seed % 50)
+        play(ring, random.Random(seed), wrong, 3, guesses=True)
+        trips += ring.trips
+        moved += ring.moved
+    accepted, guessed = sum(right for _, right in trips), sum(count for count, _ in trips)
+    assert 0 < accepted < guessed
+    assert moved > 0
 
 
 @pytest.mark.full
@@ -78,8 +95,9 @@ def test_whatever_goes_wrong_every_token_comes_once_and_the_generation_comes_to_
     st.randoms(use_true_random=False),
     st.integers(1, 12),
     st.integers(1, 6),
+    st.booleans(),
 )
 def test_whatever_goes_wrong_again_and_again_every_token_comes_once(
-    hops: int, prompt_tokens: int, rng: object, left: int, moves: int
+    hops: int, prompt_tokens: int, rng: object, left: int, moves: int, guesses: bool
 ) -> None:
-    play(ring_of(hops, prompt_tokens), rng, left, moves)
+    play(ring_of(hops, prompt_tokens), rng, left, moves, guesses=guesses)

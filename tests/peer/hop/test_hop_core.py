@@ -227,7 +227,7 @@ def test_a_prompt_is_queued_chunk_by_chunk_and_the_last_one_draws_a_token() -> N
     hop.start(0, 10)
     seen = []
     while hop.batch:
-        seen += [(one.step, one.payload, one.sample) for one in hop.batch]
+        seen += [(one.step, one.payload, one.draws) for one in hop.batch]
         hop.computed()
     assert seen == [(0, range(3), False), (1, range(3, 7), False), (2, range(7, 10), True)]
 

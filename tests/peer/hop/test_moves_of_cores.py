@@ -41,9 +41,10 @@ def choices(ring: MoveRing, losses: int, moves: int) -> list[tuple[str, Any]]:
     return turns
 
 
-def play(ring: MoveRing, rng: Any, losses: int, moves: int) -> None:  # noqa: ANN401 - a Random of hypothesis
+def play(ring: MoveRing, rng: Any, losses: int, moves: int, *, guesses: bool) -> None:  # noqa: ANN401 - a Random of hypothesis
     """Until the client has all tokens."""
     one = ring.one
+    ring.chance = rng if guesses else None
     ring.start(one)
     end = one.prompt_tokens + one.new_tokens
     while ring.history < end:
@@ -77,20 +78,23 @@ def play(ring: MoveRing, rng: Any, losses: int, moves: int) -> None:  # noqa: AN
     st.randoms(use_true_random=False),
     st.integers(0, 1),
     st.integers(0, 3),
+    st.booleans(),
 )
 def test_sessions_go_over_and_every_token_comes_once(
-    hops: int, prompt_tokens: int, rng: object, losses: int, moves: int
+    hops: int, prompt_tokens: int, rng: object, losses: int, moves: int, guesses: bool
 ) -> None:
-    play(ring_of(hops, prompt_tokens), rng, losses, moves)
+    play(ring_of(hops, prompt_tokens), rng, losses, moves, guesses=guesses)
 
 
 @pytest.mark.full
 @settings(deadline=None, max_examples=1000)
-@given(st.integers(1, 3), st.integers(1, 50), st.randoms(use_true_random=False), st.integers(1, 3))
+@given(
+    st.integers(1, 3), st.integers(1, 50), st.randoms(use_true_random=False), st.integers(1, 3), st.booleans()
+)
 def test_sessions_go_over_among_losses_in_any_order(
-    hops: int, prompt_tokens: int, rng: object, moves: int
+    hops: int, prompt_tokens: int, rng: object, moves: int, guesses: bool
 ) -> None:
-    play(ring_of(hops, prompt_tokens), rng, 1, moves)
+    play(ring_of(hops, prompt_tokens), rng, 1, moves, guesses=guesses)
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])

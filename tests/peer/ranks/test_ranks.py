@@ -73,7 +73,7 @@ def drawn_by(backend: Backend, whole: Span, prompt: list[int], tokens: int) -> l
     drawn: list[int] = []
     while len(drawn) < tokens:
         new = tuple(drawn[-1:] or prompt)
-        drawn.append(drawn_greedily(engine.step(whole, [Rows(cache, len(new), new, want_logits=True)], None)))
+        drawn.append(drawn_greedily(engine.step(whole, [Rows(cache, len(new), new, logit_rows=1)], None)))
     return drawn
 
 
@@ -113,7 +113,7 @@ def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> 
     assert isinstance(hidden, torch.Tensor)
     assert hidden.shape == (sum(map(len, prompts)), spec.hidden_size)
     request = SampleRequest(SamplingParams(logprobs=20), 0, 0)
-    wanted = [Rows(cache, len(ids), None, True, request) for cache, ids in zip(tails, prompts, strict=True)]
+    wanted = [Rows(cache, len(ids), None, 1, (request,)) for cache, ids in zip(tails, prompts, strict=True)]
     drawn = engine.step(second, wanted, hidden)
     reference = load_reference(running.model.folder)
     for ids, one in zip(prompts, drawn, strict=True):
@@ -143,7 +143,7 @@ def test_ranks_take_a_cap_on_their_memory_and_go_on(running: Running) -> None:
 def test_nobody_wanting_logits_gets_none(running: Running) -> None:
     whole = running.model.spec.whole
     cache = running.backend.engine.new_cache(whole, 8)
-    assert running.backend.engine.step(whole, [Rows(cache, 2, (1, 2), want_logits=False)], None) == []
+    assert running.backend.engine.step(whole, [Rows(cache, 2, (1, 2), logit_rows=0)], None) == []
     assert cache.length == 2
 
 
@@ -189,7 +189,7 @@ def test_ranks_draw_the_tokens_of_one_device_and_no_logits_leave_them(running: R
         requests[1:3] = [replace(one, **CONSTRAINTS) for one in requests[1:3]]
         rows = [
             [
-                Rows(cache, len(ids), tuple(ids), request is not None, request)
+                Rows(cache, len(ids), tuple(ids), int(request is not None), (request,) if request else ())
                 for ids, request in zip(prompts, [*requests, None], strict=True)
                 for cache in [engine.new_cache(whole, 16)]
             ]
@@ -212,13 +212,13 @@ def test_a_row_that_cannot_be_drawn_fails_alone(running: Running) -> None:
     hidden[1] = float("nan")
     biased = SamplingParams(logit_bias=((spec.vocabulary_size, 1.0),))
     requests = [SampleRequest(params, 1, 2) for params in (DRAWS[1], DRAWS[1], biased, DRAWS[2])]
-    rows = [Rows(engine.new_cache(span, 4), 1, None, True, request) for request in requests]
+    rows = [Rows(engine.new_cache(span, 4), 1, None, 1, (request,)) for request in requests]
     first, broken, refused, last = engine.step(span, rows, hidden)
     assert isinstance(broken, BrokenLogits)
     assert broken.row == 1
     assert isinstance(refused, ValueError)
     assert "logit_bias names token" in str(refused)
-    rows = [Rows(engine.new_cache(span, 4), 1, None, True, requests[at]) for at in (0, 3)]
+    rows = [Rows(engine.new_cache(span, 4), 1, None, 1, (requests[at],)) for at in (0, 3)]
     for one, beside in zip(engine.step(span, rows, hidden[[0, 3]]), (first, last), strict=True):
         assert isinstance(one, Sampled)
         assert isinstance(beside, Sampled)
@@ -257,7 +257,7 @@ def test_a_session_goes_on_between_several_devices_and_one(running: Running) -> 
     expected = greedy_reference(running.model.folder, PROMPT, 3)
     for source, target in ((ranked, alone), (alone, ranked), (ranked, ranked)):
         first, second = source.new_cache(whole, 32), target.new_cache(whole, 32)
-        source.step(whole, [Rows(first, len(PROMPT), tuple(PROMPT), want_logits=False)], None)
+        source.step(whole, [Rows(first, len(PROMPT), tuple(PROMPT), logit_rows=0)], None)
         exported = first.export(0, 4) + first.export(4, len(PROMPT))
         size = len(exported) * 4 // len(PROMPT)
         second.restore(0, 4, exported[:size])
@@ -265,7 +265,7 @@ def test_a_session_goes_on_between_several_devices_and_one(running: Running) -> 
         assert second.length == len(PROMPT)
         drawn = list(expected[:1])
         while len(drawn) < len(expected):
-            result = target.step(whole, [Rows(second, 1, (drawn[-1],), want_logits=True)], None)
+            result = target.step(whole, [Rows(second, 1, (drawn[-1],), logit_rows=1)], None)
             drawn.append(drawn_greedily(result))
         assert drawn == expected
         second.truncate(4)
@@ -275,7 +275,7 @@ def test_a_session_goes_on_between_several_devices_and_one(running: Running) -> 
 def test_exports_that_do_not_fit_are_refused_and_change_nothing(running: Running) -> None:
     engine, whole = running.backend.engine, running.model.spec.whole
     cache, other = engine.new_cache(whole, 32), engine.new_cache(whole, 4)
-    engine.step(whole, [Rows(cache, 5, (1, 2, 3, 4, 5), want_logits=False)], None)
+    engine.step(whole, [Rows(cache, 5, (1, 2, 3, 4, 5), logit_rows=0)], None)
     exported = cache.export(0, 5)
     with pytest.raises(ValueError, match="cannot export"):
         cache.export(0, 6)
@@ -309,7 +309,7 @@ def test_caches_that_nobody_has_are_dropped_on_every_rank(running: Running) -> N
     held = [header["caches"] for header, _ in running.backend.ranks.ask("count", {})]
     gone = engine.new_cache(whole, 8)
     del gone
-    engine.step(whole, [Rows(kept, 1, (1,), want_logits=False)], None)
+    engine.step(whole, [Rows(kept, 1, (1,), logit_rows=0)], None)
     assert [header["caches"] for header, _ in running.backend.ranks.ask("count", {})] == held
 
 
@@ -344,7 +344,7 @@ async def lose_a_rank(folder: Path) -> None:
             await watching
         with pytest.raises(RanksLost, match="rank 1 on cpu ended with code"):
             await asyncio.to_thread(
-                backend.engine.step, model.spec.whole, [Rows(cache, 1, (1,), want_logits=True)], None
+                backend.engine.step, model.spec.whole, [Rows(cache, 1, (1,), logit_rows=1)], None
             )
         with pytest.raises(RanksLost):
             backend.load(Span(0, 1), ignore)

@@ -45,7 +45,7 @@ def generate(engine: RankedEngine, spans: Sequence[Span]) -> list[list[int]]:
         given: Tensor | None = None
         for span, its in zip(spans, caches, strict=True):
             rows = [
-                Rows(cache, len(ids), None if span.start else tuple(ids), want_logits=True)
+                Rows(cache, len(ids), None if span.start else tuple(ids), logit_rows=1)
                 for cache, ids in zip(its, new, strict=True)
             ]
             result = engine.step(span, rows, given)
@@ -171,7 +171,7 @@ def test_a_replay_that_fails_on_one_rank_ends_them_and_gives_no_token(
         def go_on() -> None:
             while len(drawn) < TOKENS:
                 new = tuple(drawn[-1:] or PROMPTS[0])
-                (one,) = engine.step(whole, [Rows(cache, len(new), new, want_logits=True)], None)
+                (one,) = engine.step(whole, [Rows(cache, len(new), new, logit_rows=1)], None)
                 assert isinstance(one, Sampled)
                 drawn.append(one.token_id)
 

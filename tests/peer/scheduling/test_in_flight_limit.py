@@ -13,6 +13,7 @@ from support.swarms.pipelines import stage
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_limit import MOST_HELD_S, InFlightLimit
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, fixed
+from molink.peer.scheduling.trip_load import BatchLoad, TripBegun, TripLoad
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
@@ -258,3 +259,28 @@ def test_all_micro_batches_of_a_full_circuit_keep_circulating() -> None:
             for session in batch:
                 limit.record_return(key(session), float(round_))
             assert let_go(limit, float(round_)) == batch
+
+
+def test_a_trip_is_told_of_what_shares_its_circuit_and_what_was_decided_of_that() -> None:
+    limit = limit_of(2, 4)
+    assert let_go(limit, 0.0) == [0, 1]
+    assert limit.load_of(key(0)) == TripLoad(BatchLoad(1, 1))
+    limit.record_begun(key(0), TripBegun(guesses=3, tokens=2.5))
+    assert limit.load_of(key(1)) == TripLoad(BatchLoad(4, 2.5))
+    limit.record_begun(key(1), TripBegun(guesses=0))
+    assert let_go(limit, 0.01) == [2, 3]
+    assert limit.load_of(key(2)) == TripLoad(BatchLoad(1, 1), (BatchLoad(5, 3.5),))
+
+
+def test_trips_that_take_longer_than_predicted_are_said_to_wait() -> None:
+    limit = limit_of(1, 1)
+    waited_ms = []
+    for trip in range(20):
+        let_go(limit, float(trip))
+        waited_ms.append(limit.load_of(key(0)).waited_ms)
+        limit.record_begun(key(0), TripBegun(2, 1.5, predicted_ms=100 if trip >= 10 else 990))
+        limit.record_return(key(0), trip + 1.0)
+    assert waited_ms[10] == 0
+    assert waited_ms[11] > 0
+    assert waited_ms == sorted(waited_ms)
+    assert waited_ms[-1] < 1000 - 100

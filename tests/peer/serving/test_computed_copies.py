@@ -7,6 +7,7 @@ from threading import Event
 
 import pytest
 import torch
+from support.circuits.guesses import GuessingHead, LastWrong, Oracle
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.models.tiny_models import greedy_reference, make_tiny_model
 from support.pairwise import usually
@@ -71,23 +72,27 @@ async def go_on_with_standby(
 
 
 @pytest.mark.parametrize(
-    ("kind", "at"),
+    ("kind", "at", "guesses"),
     usually(
-        [("llama", 0), ("gemma2", 1), ("qwen3_next", 1)],
-        [("llama", 1), ("mistral", 0), ("mistral", 1), ("gemma2", 0), ("qwen3_next", 0)],
+        [("llama", 0, None), ("gemma2", 1, None), ("qwen3_next", 1, None), ("llama", 1, LastWrong)],
+        [
+            ("llama", 1, None), ("mistral", 0, None), ("mistral", 1, None), ("gemma2", 0, None),
+            ("qwen3_next", 0, None), ("llama", 0, Oracle), ("mistral", 1, LastWrong), ("gemma2", 0, LastWrong),
+        ],
     ),
-)
+)  # fmt: skip
 def test_a_standby_that_has_computed_its_copy_goes_on_with_the_tokens_of_transformers(
-    kind: str, at: int, tmp_path: Path
+    kind: str, at: int, guesses: type[Oracle] | None, tmp_path: Path
 ) -> None:
     """From token ids (0) or inputs (1); of layers where all tokens are seen, in one window, in two kinds of layers, and
-    where states are kept."""
+    where states are kept; and where the head guesses."""
     folder = make_tiny_model(kind, tmp_path)
     expected = greedy_reference(folder, PROMPT, NEW_TOKENS)
+    head = None if guesses is None else GuessingHead(guesses, [[*PROMPT, *expected]], most=2)
 
     @asynchronous
     async def go_on() -> None:
-        async with copied_circuit(opened(folder), (3,)) as circuit:
+        async with copied_circuit(opened(folder), (3,), guesses=head) as circuit:
             descriptor = await circuit.circuit.reserve(1, len(PROMPT), NEW_TOKENS)
             descriptor.epoch, descriptor.sampling.max_new_tokens = 2, 6
             await circuit.circuit.lease(descriptor)
@@ -106,6 +111,7 @@ def test_a_standby_that_has_computed_its_copy_goes_on_with_the_tokens_of_transfo
             assert not circuit.standbys[at].leases.copies
 
     go_on()
+    assert head is None or all(source.records for source in head.sources)
 
 
 @asynchronous

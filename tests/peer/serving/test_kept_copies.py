@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+from support.circuits.guesses import GuessingHead, LastWrong
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
 from support.swarms.served_peer import model
@@ -46,14 +48,21 @@ async def test_every_standby_has_what_its_hop_has(model: LocalModel) -> None:
             await until(lambda: standby.engine.pool.used_bytes == 0)  # noqa: B023
 
 
+@pytest.mark.parametrize("guesses", [False, True])
 @asynchronous
-async def test_sessions_that_begin_later_are_copied_too_and_tokens_stay_the_same(model: LocalModel) -> None:
-    async with copied_circuit(model, (3,)) as circuit:
+async def test_sessions_that_begin_later_are_copied_too_and_tokens_stay_the_same(
+    model: LocalModel, *, guesses: bool
+) -> None:
+    """Without guesses that were refused."""
+    head = GuessingHead(LastWrong, [], most=3)
+    async with copied_circuit(model, (3,), guesses=head if guesses else None) as circuit:
+        circuit.circuit.speculates = False
         (expected,) = await circuit.circuit.generate([PROMPT], 12)
+        circuit.circuit.speculates, head.sequences = guesses, [[*PROMPT, *expected]] * 2
         descriptor = await circuit.circuit.reserve(2, len(PROMPT), 12)
         first = await circuit.start(descriptor, PROMPT, 6)
         await circuit.keep(descriptor)
-        assert first + await circuit.tokens(6) == expected
+        assert first + await circuit.tokens(12 - len(first)) == expected
         await circuit.copied(descriptor)
         for at in range(2):
             held, kept = circuit.content(descriptor, at)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection
 
 import pytest
+from support.circuits.guesses import GuessingHead, LastWrong, Oracle
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.pairwise import usually
 from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
@@ -137,6 +138,32 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
             assert computed == len(PROMPT) + NEW_TOKENS - 1
         for at in moved:
             assert copying_of(circuit.standbys[at]).keeper.taken_over == 1
+        await end(circuit, descriptor)
+
+
+@pytest.mark.parametrize("moved", usually([[1], [0, 2]], [[], [0], [2], [0, 1, 2]]))
+@pytest.mark.parametrize("kind", [LastWrong, pytest.param(Oracle, marks=pytest.mark.full)])
+@asynchronous
+async def test_hops_are_left_behind_what_was_accepted_of_guesses(
+    model: LocalModel, moved: list[int], kind: type[Oracle]
+) -> None:
+    head = GuessingHead(kind, [])
+    async with copied_circuit(model, CUTS, guesses=head) as circuit:
+        circuit.circuit.speculates = False
+        (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)
+        circuit.circuit.speculates, head.sequences = True, [[*PROMPT, *expected]] * 2
+        descriptor = await begun(circuit, 1)
+        (source,) = head.sources
+        await move_to(circuit, descriptor, moved)
+        tokens: list[pb.Token] = []
+        while not tokens or tokens[-1].position < len(PROMPT) + NEW_TOKENS - 1:
+            tokens += await taken(circuit, 1)
+        tokens.sort(key=lambda token: token.position)
+        assert [token.token_id for token in tokens] == expected[-len(tokens) :]
+        assert {token.epoch for token in tokens} >= {2}
+        guesses = any(token.guessed for token in tokens if token.epoch == 2)
+        assert guesses == (0 not in moved), "who guesses stays with its head"
+        assert all((right == guessed) == (kind is Oracle) for guessed, right in source.records)
         await end(circuit, descriptor)
 
 

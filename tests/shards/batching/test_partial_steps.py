@@ -35,7 +35,7 @@ sizes = st.lists(st.tuples(st.integers(6, 80), st.integers(1, 7)), min_size=1, m
 
 def begun(engine: Engine, span: Span, tokens: int = len(PROMPT)) -> PartialStep:
     cache = engine.new_cache(span, tokens + 8)
-    return engine.begin_partial(span, Rows(cache, tokens, PROMPT[:tokens], want_logits=True), None)
+    return engine.begin_partial(span, Rows(cache, tokens, PROMPT[:tokens], logit_rows=1), None)
 
 
 class Pieces:
@@ -88,7 +88,7 @@ def test_pieces_give_what_one_step_gives_and_so_do_the_sessions_in_between(
     engine = engine_with(tiny_model(architecture), (0, 3), (3, 6))
     circuit: Circuit = [(engine, Span(0, 6))]
     cache = engine.new_cache(span, len(PROMPT))
-    expected = engine.step(span, [Rows(cache, len(PROMPT), PROMPT, want_logits=True)], None)
+    expected = engine.step(span, [Rows(cache, len(PROMPT), PROMPT, logit_rows=1)], None)
     other, alone = (start_run(circuit, PROMPT[:5], 200) for _ in range(2))
     step = begun(engine, span)
     on_its_way, result = Pieces(engine, [step]), None
@@ -110,7 +110,7 @@ def test_states_go_from_piece_to_piece_as_they_go_from_step_to_step(tiny_model: 
     cache = engine.new_cache(span, len(PROMPT) + 8)
     for start in range(0, len(PROMPT), 30):
         chunk = PROMPT[start : start + 30]
-        expected = engine.step(span, [Rows(cache, len(chunk), chunk, want_logits=True)], None)
+        expected = engine.step(span, [Rows(cache, len(chunk), chunk, logit_rows=1)], None)
     for layers in (1, 2, 6):
         step = begun(engine, span)
         torch.testing.assert_close(finished(engine, step, 30, layers), expected, atol=2e-4, rtol=1e-3)
@@ -140,7 +140,7 @@ def test_a_step_that_nobody_finishes_leaves_its_cache_as_far_as_it_came(tiny_mod
     cache = step.row.cache
     del step
     assert cache.length == 30
-    rest = Rows(cache, 40, PROMPT[30:], want_logits=True)
+    rest = Rows(cache, 40, PROMPT[30:], logit_rows=1)
     torch.testing.assert_close(engine.step(Span(0, 6), [rest], None), expected, atol=2e-4, rtol=1e-3)
 
 
@@ -194,8 +194,8 @@ def test_parts_of_several_sessions_in_one_piece_give_what_each_gives_alone(
                 cache = engine.new_cache(Span(0, stop), before + tokens)
                 if before:
                     ids = PROMPT[:before]
-                    engine.step(cache.span, [Rows(cache, before, ids, want_logits=False)], None)
-                rows = Rows(cache, tokens, PROMPT[before : before + tokens], want_logits=True)
+                    engine.step(cache.span, [Rows(cache, before, ids, logit_rows=0)], None)
+                rows = Rows(cache, tokens, PROMPT[before : before + tokens], logit_rows=1)
                 if in_pieces:
                     steps.append(engine.begin_partial(cache.span, rows, None))
                 else:

@@ -51,7 +51,7 @@ def stepped(engine: Engine, span: Span, rows: Sequence[Rows], hidden: Tensor | N
 
 def rows_of(caches: Sequence[SequenceCache], counts: Sequence[int], *, ids: bool) -> list[Rows]:
     return [
-        Rows(cache, count, tuple(range(3, 3 + count)) if ids else None, want_logits=index != 1)
+        Rows(cache, count, tuple(range(3, 3 + count)) if ids else None, logit_rows=int(index != 1))
         for index, (cache, count) in enumerate(zip(caches, counts, strict=True))
     ]
 

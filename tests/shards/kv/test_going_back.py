@@ -22,7 +22,7 @@ ARCHITECTURES = ("llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3")
 
 def feed(engine: Engine, cache: SequenceCache, ids: tuple[int, ...]) -> int:
     """The token behind these."""
-    (logits,) = engine.step(WHOLE, [Rows(cache, len(ids), ids, want_logits=True)], None)
+    (logits,) = engine.step(WHOLE, [Rows(cache, len(ids), ids, logit_rows=1)], None)
     return int(logits.argmax())
 
 

@@ -47,7 +47,7 @@ def engine(folder: Path) -> Engine:
 
 
 def feed(engine: Engine, cache: SequenceCache, ids: tuple[int, ...]) -> torch.Tensor:
-    return engine.step(WHOLE, [Rows(cache, len(ids), ids, want_logits=True)], None)
+    return engine.step(WHOLE, [Rows(cache, len(ids), ids, logit_rows=1)], None)
 
 
 def states_of(cache: SequenceCache) -> list[torch.Tensor]:
@@ -89,8 +89,8 @@ def test_a_step_that_fails_leaves_states_as_they_were(
             raise RuntimeError("no memory")
 
     both = [
-        Rows(cache, 2, (5, 6), want_logits=True),
-        Rows(engine.new_cache(WHOLE, 64), 1, (7,), want_logits=True),
+        Rows(cache, 2, (5, 6), logit_rows=1),
+        Rows(engine.new_cache(WHOLE, 64), 1, (7,), logit_rows=1),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(rows.RowsCache, "keep_states", keep_some)
@@ -134,7 +134,7 @@ def test_a_session_with_states_goes_back_to_where_its_latest_step_began(
     whole, engine = Span(0, layers), engine_with(tmp_path, (0, layers))
 
     def step(cache: SequenceCache, ids: tuple[int, ...]) -> torch.Tensor:
-        return engine.step(whole, [Rows(cache, len(ids), ids, want_logits=True)], None)
+        return engine.step(whole, [Rows(cache, len(ids), ids, logit_rows=1)], None)
 
     cache, other = (engine.new_cache(whole, 64, reserve=reserve) for _ in range(2))
     for begin, stop in ((0, 16), (16, 17), (17, 21), (21, 22), (22, 23)):

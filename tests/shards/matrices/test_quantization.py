@@ -244,7 +244,7 @@ def test_all_tensors_that_a_stage_keeps_after_steps_take_what_is_announced(
     cache = engine.new_cache(span, 16)
     for count in (6, 1):
         hidden = torch.ones(count, 64, dtype=getattr(torch, dtype))
-        engine.step(span, [Rows(cache, count, None, want_logits=False)], hidden)
+        engine.step(span, [Rows(cache, count, None, logit_rows=0)], hidden)
     cache.close()
     del cache, hidden
     assert engine.limit_kv(0)

@@ -55,7 +55,7 @@ def test_two_ranks_generate_the_tokens_of_the_quantized_whole(
     ranks = RankThreads(folder, manifest, spec, 2)
     tokens = PROMPT
     for _ in range(TOKENS):
-        expected = engine.step(spec.whole, [Rows(cache, len(tokens), tuple(tokens), want_logits=True)], None)
+        expected = engine.step(spec.whole, [Rows(cache, len(tokens), tuple(tokens), logit_rows=1)], None)
         logits = ranks.step(tokens)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         assert int(logits.argmax()) == int(expected.argmax())

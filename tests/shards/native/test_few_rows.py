@@ -141,7 +141,7 @@ def logits_of(
     parts = [PROMPT, *((7 * at % 300,) for at in range(steps))]
     for at, part in enumerate(parts, start=-1):
         before(at)
-        found.append(engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0])
+        found.append(engine.step(span, [Rows(cache, len(part), part, logit_rows=1)], None)[0])
     return found
 
 
@@ -157,13 +157,31 @@ def logits_together(engine: Engine, lengths: Sequence[int], steps: int) -> list[
         names = block_names(prompt, b"model")
         cache = engine.new_cache(span, len(prompt) + steps, names, reserve=at % 2 == 0)
         rest = prompt[cache.length :]
-        engine.step(span, [Rows(cache, len(rest), rest, want_logits=False)], None)
+        engine.step(span, [Rows(cache, len(rest), rest, logit_rows=0)], None)
         cache.name_blocks(names)
         caches.append(cache)
     for step in range(steps):
-        rows = [Rows(cache, 1, ((7 * step + at) % 300,), want_logits=True) for at, cache in enumerate(caches)]
+        rows = [Rows(cache, 1, ((7 * step + at) % 300,), logit_rows=1) for at, cache in enumerate(caches)]
         found.append(list(engine.step(span, rows, None)))
     return found
+
+
+def logits_of_guesses(engine: Engine, counts: Sequence[int], steps: int) -> Tensor:
+    """Of so many steps of so many tokens of each session, of which all but the first are cut off with the next step but
+    one token that stays."""
+    span, found = Span(*LAYERS), []
+    caches = [engine.new_cache(span, 40 + 60 * at + 3 * steps + 16) for at in range(len(counts))]
+    for at, cache in enumerate(caches):
+        prompt = tuple((11 * at + 3 * token) % 300 for token in range(40 + 60 * at))
+        engine.step(span, [Rows(cache, len(prompt), prompt, logit_rows=0)], None)
+    for step in range(steps):
+        rows = []
+        for at, (cache, count) in enumerate(zip(caches, counts, strict=True)):
+            engine.begin_behind(cache, min(cache.length, 40 + 60 * at + 2 * step))
+            ids = tuple((7 * (step + place) + at) % 300 for place in range(count))
+            rows.append(Rows(cache, count, ids, logit_rows=count))
+        found.append(engine.step(span, rows, None))
+    return torch.cat(found)
 
 
 def in_panels(weight: Tensor) -> tuple[Form, Tensor]:
@@ -297,6 +315,23 @@ def test_tokens_of_several_sessions_go_through_layers_together_and_give_the_same
     assert len(together) == (1 if library().most_rows > 1 else 12 * len(range(*LAYERS)))
     for one, two in zip(expected, found, strict=True):
         torch.testing.assert_close(torch.stack(two), torch.stack(one), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("llama", (5,)), ("windows", (3, 1, 4)), ("norms of heads", (2, 4))]
+)
+def test_so_do_several_tokens_of_one_session_each_of_which_sees_those_before_it(
+    name: str, counts: Sequence[int], made: Callable[[str], Path], in_torch: list[int]
+) -> None:
+    """As guesses are, of which some are cut off again."""
+    folder = made(name)
+    expected = logits_of_guesses(engine_with(folder, LAYERS), counts, 12)
+    engine = engine_with(folder, LAYERS, exact=False)
+    in_torch.clear()
+    found = logits_of_guesses(engine, counts, 12)
+    together = [tokens for tokens in in_torch if tokens == sum(counts)]
+    assert len(together) == (1 if library().most_rows > 1 else 12 * len(range(*LAYERS)))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])

@@ -105,6 +105,37 @@ def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyMod
     assert max(attention.rows) == 5
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_sliding", *(pytest.param(one, marks=pytest.mark.full) for one in ("llama", *BY_LATENTS))],
+)
+def test_guesses_of_one_session_are_rows_with_bounds_of_their_own(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    """In recorded steps, and beside a prompt in one that is not; what is refused is cut off."""
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    folder, span = tiny_model(architecture), Span(0, 6)
+    found = []
+    for way in (decoding, None):
+        engine = engine_with(folder, (0, 6), decoding=way)
+        caches = [engine.new_cache(span, 80) for _ in range(4)]
+        for cache, length in zip(caches[:3], (17, 3, 30), strict=True):
+            engine.step(span, [Rows(cache, length, tuple(range(2, 2 + length)), logit_rows=0)], None)
+        logits = []
+        for step in range(8):
+            rows = []
+            for cache, length, count in zip(caches[:3], (17, 3, 30), (1, 5, 2), strict=True):
+                engine.begin_behind(cache, length + step)
+                ids = tuple((7 * step + 3 * place) % VOCABULARY for place in range(count))
+                rows.append(Rows(cache, count, ids, logit_rows=count))
+            if step == 5:
+                rows.append(Rows(caches[3], 9, tuple(range(9)), logit_rows=1))
+            logits.append(engine.step(span, rows, None))
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    assert tapes.replays >= 7
+
+
 @pytest.mark.parametrize("sessions", usually([1, 8], [2]))
 def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
     decoding, _, tapes = decoding_here(sizes=(sessions,))
@@ -179,13 +210,13 @@ def test_a_failed_step_leaves_the_caches_as_they_were(tiny_model: TinyModel) -> 
     engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
     span = Span(0, 6)
     cache = engine.new_cache(span, 32)
-    engine.step(span, [Rows(cache, 3, (1, 2, 3), want_logits=False)], None)
-    first = engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None)
+    engine.step(span, [Rows(cache, 3, (1, 2, 3), logit_rows=0)], None)
+    first = engine.step(span, [Rows(cache, 1, (9,), logit_rows=1)], None)
     with pytest.raises(ValueError, match="token ids"):
-        engine.step(span, [Rows(cache, 1, (VOCABULARY,), want_logits=True)], None)
+        engine.step(span, [Rows(cache, 1, (VOCABULARY,), logit_rows=1)], None)
     assert cache.length == 4
     cache.truncate(3)
-    assert torch.equal(first, engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None))
+    assert torch.equal(first, engine.step(span, [Rows(cache, 1, (9,), logit_rows=1)], None))
     assert tapes.replays == 2
 
 
@@ -203,9 +234,7 @@ def test_logits_come_only_for_the_sessions_that_want_them(tiny_model: TinyModel)
     assert logits.shape == (2, VOCABULARY)
     for cache in caches:
         cache.truncate(0)
-    everything = engine.step(
-        span, [Rows(row.cache, 1, row.token_ids, want_logits=True) for row in rows], None
-    )
+    everything = engine.step(span, [Rows(row.cache, 1, row.token_ids, logit_rows=1) for row in rows], None)
     assert torch.equal(logits, everything[[0, 2]])
     assert tapes.replays == 2
 
@@ -220,7 +249,7 @@ def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyM
     caches = {span: engine.new_cache(span, 8) for span in (Span(0, 3), Span(0, 6))}
     assert len(tapes.sizes) == 3 * len(SIZES), "a session opens on a span that is no stage's"
     for span, cache in caches.items():
-        engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+        engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
     assert len(tapes.sizes) == 3 * len(SIZES)
     assert tapes.replays == 2
 
@@ -230,18 +259,18 @@ def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
     span, kept = Span(0, 3), Span(0, 2)
     cache, other = engine.new_cache(span, 8), engine.new_cache(kept, 8)
-    first = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    first = engine.step(kept, [Rows(other, 1, (7,), logit_rows=0)], None)
     while engine.record_next():
         continue
     assert tapes.sizes == [1, 1, 1]
     engine.detach(Span(3, 6))
-    engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
     assert not engine.record_next()
     del cache
     engine.detach(Span(2, 3))
     assert engine.record_next(), "another stage holds these layers now"
     other.truncate(0)
-    again = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    again = engine.step(kept, [Rows(other, 1, (7,), logit_rows=0)], None)
     assert torch.equal(first, again)
     assert tapes.sizes == [1, 1, 1, 1]
     assert tapes.replays == 3
@@ -257,10 +286,13 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
     both = [[engine.new_cache(span, 64) for _ in range(2)] for _ in range(2)]
     counts, first = (1, 9), tuple(range(20))
     for caches in both:
-        engine.step(span, [Rows(cache, 20, first, want_logits=False) for cache in caches], None)
+        engine.step(span, [Rows(cache, 20, first, logit_rows=0) for cache in caches], None)
     ids = [tuple(range(40, 40 + count)) for count in counts]
-    rows = [Rows(cache, len(own), own, want_logits=True) for cache, own in zip(both[0], ids, strict=True)]
-    expected = engine.step(span, rows, None)
+    theirs, rows = (
+        [Rows(cache, len(own), own, logit_rows=1) for cache, own in zip(caches, ids, strict=True)]
+        for caches in both
+    )
+    expected = engine.step(span, theirs, None)
     paged, caches = engine.paged.get(span), both[1]
     assert paged is not None
     hidden = torch.tensor([[token for own in ids for token in own]])
@@ -269,7 +301,7 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
         for part in (Span(0, 2), Span(2, 6)):
-            batch = paged.batch(caches, counts, lambda numbers: torch.tensor(numbers, dtype=torch.long))
+            batch = paged.batch(rows, lambda numbers: torch.tensor(numbers, dtype=torch.long))
             for view in engine._stages.route(part):
                 hidden = view.run(hidden, positions, batch)
         batch.commit()

@@ -68,8 +68,9 @@ async def lose_together(
     **sampling: Any,  # noqa: ANN401 - as above
 ) -> tuple[Generation, list[LocalPeer]]:
     """Streams a generation, and kills the peers of these hops, or their standbys, a little after each has one; or has
-    them leave."""
+    them leave. Without guesses, unless told: with them it would be over before its copies have begun."""
     await know_all(client, swarm)
+    sampling = {"speculation": "off"} | sampling
     victims: list[LocalPeer] = []
     pieces = client.stream_events(prompt, max_new_tokens=new_tokens, **sampling)
     leaving: list[asyncio.Task[int]] = []

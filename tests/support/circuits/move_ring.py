@@ -110,7 +110,7 @@ class MoveRing(EpochRing):
         peer = one.peers[hop]
         self.forming[0].remove(hop)
         session = self._open(peer, self._session(one.peers, hop, self.epochs[0]))
-        held, cache = len(self.held[peer].tokens), self.held[peer]
+        held, cache = self.held[peer].settle(), self.held[peer]
         least = {"all": 0, "latest": min(cache.began, held), "whole": held, "nothing": 0}[kind]
         if kind == "nothing":
             cache.begin(0)
@@ -157,24 +157,23 @@ class MoveRing(EpochRing):
             peer
             for peer, other in pairs
             if not {peer, other} & self.dead and peer in self.table and other not in self.table
-            and len(self.held[other].tokens) < len(self.held[peer].tokens)
+            and len(self.held[other].tokens) < self.held[peer].certain
         ]  # fmt: skip
 
     def copy(self, peer: int) -> None:
         """The standby gets all that it lacks."""
-        self.held[self.other(peer)].tokens = list(self.held[peer].tokens)
+        copy, cache = self.held[self.other(peer)], self.held[peer]
+        copy.tokens, copy.certain = cache.tokens[: cache.certain], cache.certain
 
     def beginning(self) -> list[int]:
         """Peers that have all that they need to begin."""
-        return [
-            peer for peer, (position, _) in self.waiting.items() if len(self.held[peer].tokens) >= position
-        ]
+        return [peer for peer, (position, _) in self.waiting.items() if self.held[peer].certain >= position]
 
     def begin(self, peer: int) -> None:
         """The epoch that was prepared begins there."""
         _, told = self.waiting.pop(peer)
         session = self._open(peer, self.prepared.pop(peer))
-        held = len(self.held[peer].tokens)
+        held = self.held[peer].settle()
         self.tell(peer, events.SessionReady(session, held, min(self.held[peer].began, held)))
         self.tell(peer, told(session))
 
@@ -238,7 +237,7 @@ class MoveRing(EpochRing):
             first = message.steps[0]
             if first.session.key == prepared.key and prepared.previous_peer_id == f"{sender}":
                 self.links[ends].popleft()
-                row = (first.step, first.tokens, first.sample, first.prefill, first.position, first.payload)
+                row = (first.step, first.tokens, first.draws, first.prefill, first.position, first.payload)
                 self.waiting[receiver] = (
                     first.position,
                     lambda session: events.RowsArrived(f"{sender}", [(session, *row)]),

@@ -51,7 +51,7 @@ class RankThreads:
         parts: list[Tensor | None] = [None] * self._ranks
 
         def run(rank: int) -> None:
-            rows = [Rows(self.caches[rank], len(tokens), tuple(tokens), want_logits=True)]
+            rows = [Rows(self.caches[rank], len(tokens), tuple(tokens), logit_rows=1)]
             parts[rank] = self.engines[rank].step(self.spec.whole, rows, None)
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self._ranks)]

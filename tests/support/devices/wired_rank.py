@@ -66,7 +66,7 @@ def main(folder: Path, rendezvous: Path, rank: int, ranks: int, prompt: list[int
     while len(drawn) < tokens:
         new = tuple(drawn[-1:] or prompt)
         with group.stepping():
-            part = engine.step(spec.whole, [Rows(cache, len(new), new, want_logits=True)], None)
+            part = engine.step(spec.whole, [Rows(cache, len(new), new, logit_rows=1)], None)
         after = received_bytes()
         wire += (after or 0) - (before or 0)
         logits = torch.zeros(1, spec.vocabulary_size)

@@ -10,6 +10,7 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, served
 
 from molink.dht.records.announcement import sign_facts
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.models.model import LocalModel
 from molink.peer.serving.copying import Copying
 from molink.peer.serving.data_plane import DataPlaneSettings
@@ -70,7 +71,9 @@ class CopiedCircuit:
         assert session.cache is not None
         copy = self._copy(descriptor, at)
         assert copy is not None
-        return bytes(session.cache.export(0, session.cache.length)), bytes(copy.export(0, copy.length))
+        return bytes(session.cache.export(0, session.cache.certain_tokens)), bytes(
+            copy.export(0, copy.length)
+        )
 
     def _is_copied(self, descriptor: pb.SessionDescriptor, at: int) -> bool:
         session = self.circuit.peers[at].serving.sessions.get(descriptor.session, descriptor.epoch)
@@ -78,7 +81,7 @@ class CopiedCircuit:
         if session is None or session.cache is None or copy is None:
             return False
         is_known = not any(copying_of(self.circuit.peers[at]).sender.behind_tokens)
-        return copy.length == session.cache.length > 0 and is_known
+        return copy.length == session.cache.certain_tokens > 0 and is_known
 
     def _copy(self, descriptor: pb.SessionDescriptor, at: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
         kept = copying_of(self.standbys[at]).keeper.find(descriptor.session)
@@ -102,14 +105,17 @@ async def copied_circuit(
     kv_tokens: int = 400,
     standby_tokens: int = 400,
     settings: DataPlaneSettings = DataPlaneSettings(copies=True),  # noqa: B008 - it is frozen
+    guesses: GuessesOf | None = None,
 ) -> AsyncIterator[CopiedCircuit]:
     """Peers of which each holds the layers between two of the cuts, and as many others that hold all layers."""
     async with AsyncExitStack() as stack:
         circuit = await stack.enter_async_context(
-            served_circuit(model, cuts, kv_tokens=kv_tokens, settings=settings)
+            served_circuit(model, cuts, kv_tokens=kv_tokens, settings=settings, guesses=guesses)
         )
         standbys = [
-            await stack.enter_async_context(served(model, kv_tokens=standby_tokens, settings=settings))
+            await stack.enter_async_context(
+                served(model, kv_tokens=standby_tokens, settings=settings, guesses=guesses)
+            )
             for _ in circuit.peers
         ]
         for standby, span in zip(standbys, circuit.spans, strict=True):

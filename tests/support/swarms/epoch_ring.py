@@ -17,6 +17,8 @@ class ModelledCache:
         self.tokens: list[int] = []
         self.began = 0
         """Where its latest step began."""
+        self.certain = 0
+        """So many of its tokens are no guesses, of which nobody knows here what became."""
         self.stepped = 0
         """Tokens that were computed, whatever became of them."""
 
@@ -24,12 +26,21 @@ class ModelledCache:
         """A step begins there."""
         assert position <= len(self.tokens), "a gap in a KV cache"
         del self.tokens[position:]
-        self.began = position
+        self.began, self.certain = position, min(self.certain, position)
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int], guesses: int = 0) -> None:
+        """The last ones are guesses; wrong ones are below zero."""
         self.tokens += tokens
         self.stepped += len(tokens)
-        assert self.tokens == list(range(len(self.tokens))), "a token is lost, doubled, or in a wrong place"
+        self.certain = len(self.tokens) - guesses
+        places = list(range(len(self.tokens)))
+        assert self.tokens[: self.certain] == places[: self.certain], "a token is lost, doubled, or misplaced"
+        assert [abs(one) for one in self.tokens] == places
+
+    def settle(self) -> int:
+        """Its epoch is over: it holds so many tokens from now on, none of which was only guessed."""
+        del self.tokens[self.certain :]
+        return len(self.tokens)
 
 
 class EpochRing(HopRing):
@@ -67,7 +78,7 @@ class EpochRing(HopRing):
         session = one.sessions[hop] = self.session(one, hop, self.epochs[one.number])
         if kind == "nothing":
             cache.begin(0)
-        held = len(cache.tokens)
+        held = cache.settle()
         least = {"all": 0, "latest": cache.began, "whole": held, "nothing": 0}[kind]
         self.tell(peer, events.SessionOpened(session))
         self.tell(peer, events.SessionReady(session, held, least))
@@ -96,7 +107,7 @@ class EpochRing(HopRing):
             for step in effect.steps:
                 cache = self._cache(step)
                 cache.begin(step.position)
-                cache.append(step.payload)
+                cache.append(step.payload, step.guesses)
         else:
             slice_ = effect.slice_
             for step, tokens in zip(slice_.parts, slice_.size.tokens, strict=True):

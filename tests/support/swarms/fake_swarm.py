@@ -27,10 +27,11 @@ from molink.client.api.generation import (
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.circuit.reserving import Report
+from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.opening import opened_accounts
 from molink.client.gateway.apis.kept_responses import KeptResponses
-from molink.client.gateway.app import add_kept_responses, add_origins, create_app
+from molink.client.gateway.app import add_kept_responses, add_origins, add_traces, create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.nodes.node_admin import AccessTerms, NodeAdmin
@@ -46,6 +47,7 @@ from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types
 from molink.routing import Route
 from molink.routing.routes.route import RouteHop
 from molink.shards.spec import ModelSpec, SamplingParams, Span
+from molink.tracing import CURRENT_SPAN, Traces
 
 DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
@@ -157,6 +159,16 @@ class FakeSwarm:
     order_error: SwarmError | None = None
     room: int = 32
     """Circuits for which its peers have memory."""
+    traces: Traces | None = None
+    """Of the gateway."""
+    trace_ids: list[bytes] = field(default_factory=list)
+    """Of the traces that generations were parts of."""
+    predictions: list[str | None] = field(default_factory=list)
+    """Of each generation: what is likely to come."""
+    scopes: list[bytes] = field(default_factory=list)
+    """Of each generation: the scope in which it is guessed."""
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model, *(one.model for one in self.others))
@@ -209,8 +221,14 @@ class FakeSwarm:
         self.times_hops = wanted
 
     def stream_events(
-        self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -222,7 +240,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
+        prediction: str | None = None,
     ) -> AsyncIterator[TextPiece]:
+        self.predictions.append(prediction)
         self.tools.append(tuple(tools))
         self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
@@ -256,6 +276,9 @@ class FakeSwarm:
         assert timeout_s > 0
         self.calls.append((asked, params))
         self.tags.append(REQUEST_TAG.get())
+        if (span := CURRENT_SPAN.get()) is not None:
+            self.trace_ids.append(span.context.trace_id)
+        self.scopes.append(GUESS_SCOPE.get())
         scored = []
         contents: list[str] = []
         called: list[ToolCall] = []
@@ -301,6 +324,9 @@ class FakeSwarm:
             logprobs=tuple(scored),
             recoveries=self.recoveries,
             cached_tokens=self.cached_tokens,
+            trips=1,
+            guessed_tokens=self.guessed_tokens,
+            accepted_tokens=self.accepted_tokens,
             stop_string=self.stop_string,
             tool_calls=tuple(called),
         )
@@ -380,6 +406,7 @@ def gateway(
                 gatekeeper=gatekeeper,
                 invites=invites,
             )
+            add_traces(app, swarm.traces)
             if services is not None and gatekeeper is not None:
                 add_services(app, services.admin, models, gatekeeper)
             if nodes is not None:

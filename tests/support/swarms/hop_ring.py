@@ -76,8 +76,31 @@ class Generation:
         return self.has_ended or self.got == self.new_tokens
 
 
+@dataclass
+class RingGuesser:
+    """Guesses positions, of which some are wrong: these are the same below zero."""
+
+    chance: Any
+    """A Random."""
+    trips: list[tuple[int, int]]
+    """Of each: how many were guessed, and how many of these were right."""
+
+    def record_trip(self, tokens: Sequence[tuple[int, ...]], guessed: int) -> None:
+        assert len(tokens) <= guessed + 1
+        self.trips.append((guessed, len(tokens) - 1))
+
+    def propose(self, last: tuple[int, ...], most: int) -> tuple[tuple[int, ...], int]:
+        (position,) = last
+        count = min(most, self.chance.randrange(4))
+        guesses = [position + at for at in range(1, count + 1)]
+        return (position, *(one if self.chance.random() < 0.7 else -one for one in guesses)), count
+
+
 class HopRing:
     """Peers with a core each, and links that hold so many bytes of prefill."""
+
+    chance: Any = None
+    """A Random, if heads guess."""
 
     def __init__(
         self,
@@ -97,6 +120,7 @@ class HopRing:
         self.awaiting: set[tuple[int, int]] = set()
         self.wakes_s: dict[int, float] = {}
         self.failed: list[events.FailSession[HopSession]] = []
+        self.trips: list[tuple[int, int]] = []
         for one in generations:
             for hop, peer in enumerate(one.peers):
                 one.sessions.append(self.session(one, hop))
@@ -111,11 +135,17 @@ class HopRing:
         session = session_of(one.number, circuit, hop, one.prompt_tokens, epoch)
         session.prefill.send_window = SendWindow(*self.window)
         session.prefill.receive_window = ReceiveWindow(*self.window)
+        self._guess(session)
         return session
+
+    def _guess(self, session: HopSession) -> None:
+        if self.chance is not None and session.is_head:
+            session.progress.guesser = RingGuesser(self.chance, self.trips)
 
     def start(self, one: Generation, position: int = 0) -> None:
         """The head gets what the generation has from that position on; the payload of each row is its position."""
         tokens = one.prompt_tokens + one.got - position
+        self._guess(one.sessions[0])
 
         def positions(first: int, stop: int) -> tuple[int, ...]:
             return tuple(range(position + first, position + stop))
@@ -162,6 +192,9 @@ class HopRing:
             self._forward(peer, effect)
         elif isinstance(effect, events.SendTokens):
             self._link(peer, effect.peer_id).append(("tokens", effect.tokens))
+        elif isinstance(effect, events.SendGuesses):
+            told = effect.session, effect.step
+            self._link(peer, effect.session.previous_peer_id).append(("guesses", told))
         elif isinstance(effect, events.SendWindowUpdate):
             self._link(peer, effect.peer_id).append(("update", effect.stepped))
         else:
@@ -207,11 +240,21 @@ class HopRing:
         for one in steps:
             generation = self.generation(one.session)
             generation.computed[one.session.place.hop].append((one.step, one.tokens))
-            if one.session.is_tail and one.sample:
-                position = one.position + one.tokens
-                is_last = position - generation.prompt_tokens + 1 == generation.new_tokens
-                tokens.append((one.session, one.step, position, is_last, (position,), None))
+            if one.session.is_tail and one.draws:
+                tokens += self._drawn(one, generation.prompt_tokens + generation.new_tokens - 1)
         return events.BatchComputed(steps, tokens=tokens)
+
+    def _drawn(self, one: HopStep[HopSession, Any], last_position: int) -> list[DrawnToken[HopSession, Any]]:
+        """The tail draws the next position, and one more behind each guess that was that, as far as it knows them."""
+        position, guesses = one.position + one.tokens - one.guesses, one.payload[one.tokens - one.guesses :]
+        tokens: list[DrawnToken[HopSession, Any]] = []
+        while True:
+            is_last = position == last_position
+            tokens.append((one.session, one.step, position, is_last, (position,), None))
+            knows = one.session.is_head or one.session.progress.told_guesses[0] == one.step
+            if is_last or not knows or not guesses or guesses[0] != position:
+                return tokens
+            position, guesses = position + 1, guesses[1:]
 
     def _link(self, peer: int, other: str) -> deque[tuple[str, Any]]:
         return self.links.setdefault((peer, int(other)), deque())
@@ -232,7 +275,7 @@ class HopRing:
         what, message = self.links[ends].popleft()
         if what == "rows":
             rows = [
-                (there, one.step, one.tokens, one.sample, one.prefill, one.position, one.payload)
+                (there, one.step, one.tokens, one.draws, one.prefill, one.position, one.payload)
                 for one in message.steps
                 if (there := self._there(one.session, receiver)) is not None
             ]
@@ -244,6 +287,9 @@ class HopRing:
                 if (there := self._there(token[0], receiver)) is not None
             ]
             self.tell(receiver, events.TokensReturned(f"{sender}", tokens))
+        elif what == "guesses":
+            if (there := self._there(message[0], receiver)) is not None:
+                there.progress.told_guesses = message[1], ()
         else:
             stepped = [
                 (there, step)

@@ -52,10 +52,10 @@ class ScriptedSwarm:
             yield TextPiece(word)
         yield TextPiece("", finish_reason="length", generation=self.generation())
 
-    async def stream_chat(self, messages: Iterable[object], **sampling: object) -> AsyncGenerator[str, None]:
-        async for piece in self.stream_events(list(messages), **sampling):
-            if piece.text:
-                yield piece.text
+    def stream_chat_events(
+        self, messages: Iterable[object], **sampling: object
+    ) -> AsyncGenerator[TextPiece, None]:
+        return self.stream_events(list(messages), **sampling)
 
     async def explain(self, prompt: object, **sampling: object) -> Explanation:
         self.asked.append(prompt)

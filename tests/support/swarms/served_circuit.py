@@ -9,6 +9,7 @@ from itertools import pairwise
 from support.links.data_plane import DEADLINE_S, describe, soon
 from support.swarms.served_peer import Served, served
 
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
@@ -31,6 +32,12 @@ class ServedCircuit:
     """By session: how many tokens of its prompt's beginning each hop held when it was ready."""
     least: dict[int, list[int]] = field(default_factory=dict)
     """By session: behind how many of them each hop can begin at least."""
+    speculates: bool = False
+    """Whether its sessions' head may guess."""
+    sampling: pb.Sampling = field(default_factory=pb.Sampling)
+    """What sessions ask for beside what they are asked to have."""
+    codec: str = ""
+    """How activations travel."""
 
     async def reserve(
         self, session: int, prompt_tokens: int, new_tokens: int, prefix_blocks: bytes = b""
@@ -42,6 +49,8 @@ class ServedCircuit:
         descriptor.sampling.max_new_tokens = new_tokens
         descriptor.prefix_blocks = prefix_blocks
         descriptor.sampling.ClearField("stop_token_ids")
+        descriptor.sampling.MergeFrom(self.sampling)
+        descriptor.speculates, descriptor.activation_codec = self.speculates, self.codec
         await self.lease(descriptor, session)
         return descriptor
 
@@ -99,7 +108,7 @@ class ServedCircuit:
 
 
 @asynccontextmanager
-async def served_circuit(
+async def served_circuit(  # noqa: PLR0913 - what a test may say of a circuit, by name
     model: LocalModel,
     cuts: Sequence[int],
     *,
@@ -108,6 +117,7 @@ async def served_circuit(
     cut: Cut = chunk_lengths,
     settings: DataPlaneSettings = DataPlaneSettings(copies=True),  # noqa: B008 - it is frozen
     profile: Profile | None = None,
+    guesses: GuessesOf | None = None,
 ) -> AsyncIterator[ServedCircuit]:
     """Peers of which each holds the layers between two of the cuts; that profile is what they know of their times."""
     async with AsyncExitStack() as stack:
@@ -121,9 +131,10 @@ async def served_circuit(
                     span=span if swap_bytes else None,
                     step_times=profile and StepTimes(profile),
                     settings=replace(settings, cut=cut),
+                    guesses=guesses,
                 )
             )
             for span in spans
         ]
         links = [await peers[0].client.links.to(peer.facts) for peer in peers]
-        yield ServedCircuit(peers, spans, links)
+        yield ServedCircuit(peers, spans, links, speculates=guesses is not None)

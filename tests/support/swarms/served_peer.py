@@ -14,6 +14,7 @@ from support.models.tiny_models import make_tiny_model
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
 from molink.peer.compute.backend import DeviceBackend, StageEngine
+from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
@@ -26,7 +27,7 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
 from molink.shards.checkpoint import store
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import GUESSES, PENALTIES, ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
 NOBODY_ELSE = KnownSwarm()
@@ -107,7 +108,7 @@ def failures_told(peer: Served) -> asyncio.Queue[pb.Failed]:
 
 
 @asynccontextmanager
-async def served(
+async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
     model: LocalModel,
     *,
     kv_tokens: int = 200,
@@ -116,6 +117,7 @@ async def served(
     step_times: StepTimes | None = None,
     settings: DataPlaneSettings = DataPlaneSettings(),  # noqa: B008 - it is frozen
     swarm: KnownSwarm = NOBODY_ELSE,
+    guesses: GuessesOf | None = None,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -130,7 +132,7 @@ async def served(
     serving = DataPlane(
         identity,
         Credentials(identity.peer_id, certificate),
-        OfferedCompute(backend, ArtifactServer.of(model), leases, step_times),
+        OfferedCompute(backend, ArtifactServer.of(model), leases, step_times, guesses=guesses),
         metrics,
         lambda: None,
         settings,
@@ -140,6 +142,7 @@ async def served(
         facts = replace(
             facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
             activation_codecs=settings.activation_codecs,
+            sampling_abilities=(PENALTIES, GUESSES),
         )
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())

@@ -80,11 +80,11 @@ def test_what_is_encoded_is_decoded(header: Message, payload: bytes, as_view: bo
 
 def test_the_strategy_covers_every_kind_of_frame() -> None:
     kinds = {
-        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 16)
+        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 17)
     }
-    assert len(kinds) == 15
-    with pytest.raises(ProtocolError, match="kind 16"):
-        decode(struct.pack("!BBI", FRAME_VERSION, 16, 0))
+    assert len(kinds) == 16
+    with pytest.raises(ProtocolError, match="kind 17"):
+        decode(struct.pack("!BBI", FRAME_VERSION, 17, 0))
 
 
 @given(st.binary(max_size=300))
@@ -131,7 +131,7 @@ def test_another_version_is_refused_and_says_who_needs_an_update(version: int) -
         decode(bytes(data))
 
 
-@pytest.mark.parametrize("kind", [0, 16, 255])
+@pytest.mark.parametrize("kind", [0, 17, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     data = bytearray(encode(pb.Response(id=1)))
     data[1] = kind

@@ -1,0 +1,69 @@
+"""Event streams of generations: the pieces of one as it runs, and what is made of them."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+from molink.client.api.generation import Generation, TextPiece
+from molink.client.api.generation_trace import GenerationTrace
+from molink.client.api.opened_swarm import OpenedSwarm
+from molink.client.api.sampling import Sampling
+from molink.client.errors import InvalidRequest
+from molink.client.text.tool_calls import ToolCallStream
+from molink.shards.spec import SamplingParams
+
+
+async def generation_events(
+    opened: OpenedSwarm,
+    encoded: Callable[[], Awaitable[tuple[int, ...]]],
+    params: SamplingParams,
+    sampling: Sampling,
+    timeout_s: float,
+    calls: ToolCallStream | None = None,
+) -> AsyncGenerator[TextPiece, None]:
+    """Yields the pieces of one generation. Leaving it ends the generation.
+
+    Args:
+        opened: the swarm.
+        encoded: makes the prompt's token ids.
+        params: how tokens are drawn.
+        sampling: the keyword arguments that it was asked with.
+        timeout_s: for so long a circuit is looked for.
+        calls: finds calls of tools in the text; None: there are none.
+    """
+    check_timeout(timeout_s)
+    trace = GenerationTrace.begin(opened.spec.name)
+    speculation, ids = await opened.speculation(sampling), await encoded()
+    session = opened.session(ids, params, speculation, trace_context=b"" if trace is None else trace.context)
+    if trace is not None:
+        trace.follow(session)
+    pieces = opened.pieces(session, params, timeout_s, calls)
+    try:
+        async for piece in pieces:
+            yield piece
+    finally:
+        await pieces.aclose()
+        if trace is not None:
+            trace.end()
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raises `InvalidRequest` for a time that nobody can wait."""
+    if not timeout_s >= 0:
+        raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
+
+
+async def whole(pieces: AsyncIterator[TextPiece]) -> Generation:
+    """Returns the generation, which comes with its last piece."""
+    async for piece in pieces:
+        if piece.generation is not None:
+            return piece.generation
+    raise RuntimeError("a generation ended without its last piece")
+
+
+async def texts(pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[str, None]:
+    """Yields the text of pieces that have some."""
+    try:
+        async for piece in pieces:
+            if piece.text:
+                yield piece.text
+    finally:
+        await pieces.aclose()

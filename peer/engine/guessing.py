@@ -1,0 +1,149 @@
+"""Guesses of a session's tokens as token ids: at its head from whoever guesses, at its tail as the head has said."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol, TypeAlias
+
+from molink.peer.engine.sessions import ServedSession
+from molink.peer.engine.steps import StepPayload
+from molink.peer.hop.speculation import MOST_GUESSES
+from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
+from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
+from molink.peer.speculation.ngram_tables import ClientTables
+from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
+from molink.shards.spec import GUESSES, ModelSpec
+
+MOST_KEPT_TOKENS: Final = 512 * 1024
+"""Of all sessions' texts and predictions: some 60 MB."""
+MOST_SCOPE_BYTES: Final = 16
+MOST_PREDICTION_TOKENS: Final = 64 * 1024
+WANTS_NONE: Final = "its client wants no guesses"
+
+
+class TokenGuesses(Protocol):
+    """What guesses the tokens of one session."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The sequence goes on with these for certain; at first these are all that there are."""
+
+    @property
+    def begun(self) -> TripBegun:
+        """What was proposed last."""
+
+    def propose(self, most: int, load: TripLoad) -> tuple[int, ...]:
+        """The tokens that travel with the next trip, at most so many, beside that load."""
+
+    def record(self, guessed: int, accepted: int) -> None:
+        """Of so many guesses that travelled so many were right: the first ones."""
+
+
+GuessesOf: TypeAlias = Callable[[ServedSession, pb.Start], TokenGuesses | None]
+"""Who guesses the tokens of a session whose head is here, and that is started so; None: nobody."""
+
+
+class StepGuesser:
+    """A `speculation.Guesser` for the head's core. It keeps the guesses that are on their way."""
+
+    def __init__(self, source: TokenGuesses, vocabulary: int) -> None:
+        self.source = source
+        self._vocabulary = vocabulary
+        self.travelling: tuple[int, ...] = ()
+
+    def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:
+        """As `Guesser.record_trip`."""
+        self.source.extend([token_id for one in tokens for token_id in one.token_ids or ()])
+        if guessed:
+            self.source.record(guessed, len(tokens) - 1)
+        self.travelling = ()
+
+    def propose(self, last: StepPayload, most: int, load: TripLoad) -> tuple[StepPayload, TripBegun]:
+        """As `Guesser.propose`."""
+        guesses = self.source.propose(most, load)[:most]
+        if guesses and max(guesses) >= self._vocabulary:
+            return last, NO_GUESSES
+        trip = replace(self.source.begun, guesses=len(guesses))
+        self.travelling = guesses
+        return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)) if guesses else last, trip
+
+
+class HeadGuesses:
+    """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
+
+    def __init__(self, *, tables: bool, fixed: int | None = None) -> None:
+        """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
+        itself. `fixed`: always so many travel, to compare with; None: as many as pay."""
+        self._fixed = fixed
+        self._tables = ClientTables() if tables else None
+        self._read: dict[ServedSession, int] = {}
+        """By session: at most how many tokens are kept to look things up in."""
+        self.counts = SourceCounts()
+        """Of all sessions, those that have ended too."""
+
+    def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
+        """None: as many tokens are kept as may be."""
+        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
+        plan, prediction = session.plan, start.prediction
+        tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
+        if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
+            return None
+        self._read[session] = tokens
+        tables, owner = self._tables, session.owner.peer_id
+        table = None if tables is None else tables.of_client(owner, start.guess_scope)
+        sampled = plan.params.temperature > 0
+        return SessionGuesses(
+            table, prediction, plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+        )
+
+
+def check_hints(start: pb.Start, spec: ModelSpec) -> None:
+    """Raises ProtocolError if what a client says of tokens to come is more than may be, or not of the model."""
+    if len(start.prediction) > MOST_PREDICTION_TOKENS or len(start.guess_scope) > MOST_SCOPE_BYTES:
+        raise ProtocolError(
+            f"a start has at most {MOST_PREDICTION_TOKENS} predicted tokens and a scope of {MOST_SCOPE_BYTES} bytes"
+        )
+    if start.prediction and max(start.prediction) >= spec.vocabulary_size:
+        raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
+
+
+def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
+    """Why no guesses travel with the session's steps; None: they may."""
+    plan = session.plan
+    if not plan.speculates:
+        return WANTS_NONE
+    if any(spec.state_bytes):
+        return "the model's layers keep states, which do not go back"
+    if plan.params.grammar is not None:
+        return "what its grammar lets come is known for the next token alone"
+    for hop in plan.hops:
+        if GUESSES not in hop.facts.sampling_abilities:
+            return f"{hop.peer_id} takes no guesses: it is of an older version"
+    return None
+
+
+def fault_of_told(guess: pb.Guess, session: ServedSession) -> str | None:
+    """What is wrong with guesses that the head has told its tail; None: nothing."""
+    ids = guess.token_ids
+    if not 1 <= len(ids) <= MOST_GUESSES:
+        return f"{len(ids)} guesses are not what a step may have"
+    if max(ids) >= session.plan.vocabulary:
+        return f"guess {max(ids)} is beyond the vocabulary"
+    if guess.step > session.progress.next_step:
+        return f"guesses for step {guess.step} came before step {session.progress.next_step} did"
+    return None
+
+
+def fault_of_trip(tokens: Sequence[pb.Token], session: ServedSession) -> str | None:
+    """What is wrong with the tokens of one step that a tail sends its head; None: nothing. It goes on only behind
+    tokens that were guessed, since hops hold these; those of an older step are repeats."""
+    if (token_id := max(token.token_id for token in tokens)) >= session.plan.vocabulary:
+        return f"token {token_id} is beyond the vocabulary"
+    guesser, history_tokens = session.progress.guesser, session.progress.history_tokens
+    travelling = () if guesser is None else guesser.travelling
+    for place, token in enumerate(tokens[:-1]):
+        if token.position < history_tokens:
+            continue
+        if place >= len(travelling) or travelling[place] != token.token_id:
+            return f"tokens came behind one at position {token.position} that was not guessed"
+    return None

@@ -1,0 +1,175 @@
+"""The guesses of one session: each source says its next token, and the one that has been right most often is taken.
+
+Sources are asked at each place of a trip, and all go on with what was taken. What is guessed is scored when the tokens
+are known, whether or not it travelled, so that it costs no trip to see that guessing would pay again. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Protocol
+
+from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
+from molink.peer.speculation.acceptance import (
+    GREEDY,
+    LOOKUP,
+    PREDICTION,
+    SAMPLED,
+    TABLE,
+    Acceptance,
+    GuessKind,
+)
+from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
+from molink.peer.speculation.lookup import PredictionLookup, TextLookup
+from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
+from molink.routing.cost.pipeline import PipelineStage
+
+MOST_GUESSES = 15
+"""Of one trip."""
+LEAST_CHANCE = 0.02
+"""A guess that arrives with less, those before it counted, is not made."""
+
+
+class Chain(Protocol):
+    """A source's guesses of what follows the sequence, one after the other."""
+
+    def guess(self) -> tuple[int, int] | None:
+        """The next token, and how strong a guess it is; None: nothing is guessed."""
+
+    def follow(self, token: int) -> None:
+        """The sequence goes on with this token, whoever guessed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that may come at one place of a trip."""
+
+    token_id: int
+    chance: float
+    """That it is right, if those before it are."""
+    source: str
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """Counts of guesses that travelled, and of those of them that were right, by source."""
+
+    trips: int = 0
+    """Trips with guesses or without, of sessions whose tokens are guessed."""
+    guessed: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+
+    def add(self, sources: Sequence[str], accepted: int) -> None:
+        """A trip had guesses of these sources, in order, of which the first so many were right."""
+        for counted, places in ((self.guessed, sources), (self.accepted, sources[:accepted])):
+            for source in places:
+                counted[source] = counted.get(source, 0) + 1
+
+
+class SessionGuesses:
+    """Owns where one session's guesses come from, and how right each source has been in it."""
+
+    def __init__(
+        self,
+        table: NgramTable | None = None,
+        prediction: Sequence[int] = (),
+        stages: Sequence[PipelineStage] = (),
+        *,
+        sampled: bool = False,
+        fixed: int | None = None,
+        totals: SourceCounts | None = None,
+    ) -> None:
+        """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
+        will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
+        many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in `totals`
+        too."""
+        self._text = TextLookup()
+        self._table = None if table is None else TableLookup(table)
+        self._prediction = PredictionLookup(prediction) if prediction else None
+        self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
+        self._costs = CircuitCosts(stages) if stages else None
+        self._fixed = fixed
+        self.begun = NO_GUESSES
+        """The latest trip, as it was proposed."""
+        self._is_begun = False
+        self._proposed: list[tuple[int, list[tuple[GuessKind, int]]]] = []
+        """For each place of the latest chain the token that was taken and what each source said, until scored."""
+        self._sources: list[str] = []
+        """Whose guess each place of the latest chain is."""
+        self.counts = SourceCounts()
+        self._all_counts = (self.counts,) if totals is None else (self.counts, totals)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
+        learnt."""
+        tokens = tuple(token_ids)
+        self._text.extend(tokens)
+        if not self._is_begun:
+            self._is_begun = True
+            if self._table is not None:
+                self._table.begin_with(tokens)
+            return
+        self._score(tokens)
+        for source in (self._table, self._prediction):
+            if source is not None:
+                source.extend(tokens)
+
+    def candidates(self, most: int) -> tuple[Guess, ...]:
+        """What may come next, place by place: at most so many, fewer where no source knows further."""
+        chains = self._chains()
+        self._proposed = []
+        guesses: list[Guess] = []
+        together = 1.0
+        for _ in range(min(most, MOST_GUESSES)):
+            said = [
+                ((name, found[1]), found[0]) for name, chain in chains if (found := chain.guess()) is not None
+            ]
+            if not said:
+                break
+            chance, (kind, token) = max((self._acceptance.chance(one[0]), one) for one in said)
+            together *= chance
+            if together < LEAST_CHANCE:
+                break
+            self._proposed.append((token, said))
+            guesses.append(Guess(token, chance, kind[0]))
+            for _, chain in chains:
+                chain.follow(token)
+        self._sources = [one.source for one in guesses]
+        return tuple(guesses)
+
+    def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
+        """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
+        are scored, also those that do not travel."""
+        for counts in self._all_counts:
+            counts.trips += 1
+        found = self.candidates(MOST_GUESSES)
+        chances = [one.chance for one in found[: most if self._fixed is None else min(most, self._fixed)]]
+        costs, count = self._costs, len(chances)
+        if costs is not None and self._fixed is None:
+            count = guess_count(chances, costs, load)
+        tokens = sum(accumulate(chances[:count], mul, initial=1.0))
+        self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))
+        return tuple(one.token_id for one in found[:count])
+
+    def record(self, guessed: int, accepted: int) -> None:
+        """So many of the latest guesses travelled, and the first so many of these were right."""
+        for counts in self._all_counts:
+            counts.add(self._sources[:guessed], accepted)
+
+    def _chains(self) -> list[tuple[str, Chain]]:
+        chains: list[tuple[str, Chain]] = [(LOOKUP, self._text.begin())]
+        if self._table is not None:
+            chains.append((TABLE, self._table.begin()))
+        if self._prediction is not None:
+            chains.append((PREDICTION, self._prediction.begin()))
+        return chains
+
+    def _score(self, tokens: Sequence[int]) -> None:
+        """What each source said, place by place, as long as the chain went the way of the sequence."""
+        for token, (taken, said) in zip(tokens, self._proposed, strict=False):
+            for kind, guessed in said:
+                self._acceptance.record(kind, right=guessed == token)
+            if taken != token:
+                break
+        self._proposed = []

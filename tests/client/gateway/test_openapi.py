@@ -1,0 +1,117 @@
+"""`/openapi.json` describes what the gateway takes and answers, and nothing is answered that it does not describe."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from support.properties import examples
+from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, gateway
+
+CHECKS = (
+    not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
+    response_schema_conformance,
+)  # fmt: skip
+ENDLESS = "/v1/swarm/events"
+
+
+@pytest.fixture(scope="module")
+def shared_gateway() -> Iterator[str]:
+    with gateway(FakeSwarm()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def described(shared_gateway: str) -> dict[str, Any]:
+    content: dict[str, Any] = (
+        httpx.get(f"{shared_gateway}/openapi.json", timeout=DEADLINE_S).raise_for_status().json()
+    )
+    return content
+
+
+ANSWERED: list[tuple[str, str, dict[str, Any] | None, int]] = [
+    ("GET", "/v1/models", None, 200),
+    ("POST", "/v1/completions", TEXT | {"n": 2, "logprobs": 1}, 200),
+    ("POST", "/v1/completions", TEXT | {"temperature": 9}, 400),
+    ("POST", "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, 200),
+    ("POST", "/v1/chat/completions", CHAT | {"model": "nobody's"}, 404),
+    ("POST", "/v1/responses", {"model": MODEL, "input": "hi"}, 200),
+    ("POST", "/v1/messages", CHAT | {"max_tokens": 5}, 200),
+    ("POST", "/v1/messages", CHAT | {"max_tokens": 0}, 400),
+    ("POST", "/v1/messages/count_tokens", CHAT, 200),
+    ("POST", "/tokenize", {"model": MODEL, "prompt": "one two", "return_token_strs": True}, 200),
+    ("POST", "/detokenize", {"model": MODEL, "tokens": [1, 2]}, 200),
+    ("GET", "/v1/usage", None, 200),
+    ("GET", "/healthz", None, 200),
+    ("GET", "/readyz", None, 200),
+    ("GET", "/v1/swarm", None, 200),
+    ("GET", "/metrics", None, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), ANSWERED)
+def test_what_is_answered_is_what_is_described(
+    shared_gateway: str,
+    described: dict[str, Any],
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    status: int,
+) -> None:
+    answer = httpx.request(method, shared_gateway + path, json=body, timeout=DEADLINE_S)
+    assert answer.status_code == status, answer.text
+    responses = described["paths"][path][method.lower()]["responses"]
+    content = responses[str(status) if status == 200 else f"{status // 100}XX"]["content"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    assert kind in content
+    if kind == "application/json":
+        schema = content[kind]["schema"] | {"components": described["components"]}
+        jsonschema.validate(answer.json(), schema)
+
+
+def test_every_route_says_how_it_refuses_and_no_route_how_fastapi_would(described: dict[str, Any]) -> None:
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert set(operation["responses"]) == {"200", "4XX", "5XX"}, path
+            for status in ("4XX", "5XX"):
+                assert list(operation["responses"][status]["content"]) == ["application/json"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_whatever_is_asked_is_answered_as_described_and_never_by_a_failure_of_the_gateway(
+    shared_gateway: str, mode: GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{shared_gateway}/openapi.json")
+    tried = set()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path == ENDLESS:
+            continue
+        tried.add(operation.path)
+
+        @settings(
+            max_examples=examples(100), deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case: schemathesis.Case) -> None:
+            case.call_and_validate(checks=list(CHECKS), timeout=DEADLINE_S)
+
+        with suppress(
+            Unsatisfiable
+        ):  # nothing can be wrong with a request that has neither parameters nor a body
+            ask()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"} <= tried

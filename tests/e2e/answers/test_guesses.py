@@ -1,0 +1,41 @@
+"""Guesses change how many trips a generation takes, and no token, whoever serves it."""
+
+import pytest
+from support.swarms.live_swarms import circuit_of, generate
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+PROMPT = "JULIET:\n"
+NEW_TOKENS = 64
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "logprobs": 2}])
+async def test_tokens_and_log_probabilities_are_those_without_guesses(
+    options: dict[str, float], wide_swarm: LocalSwarm, wide_client: AsyncSwarm
+) -> None:
+    peers = {peer.name: peer for peer in wide_swarm.peers}
+    for circuit in (
+        {peers["whole"]: (0, 12)},
+        {peers["front"]: (0, 5), peers["middle"]: (5, 8), peers["back"]: (8, 12)},
+    ):
+        with circuit_of(wide_client, circuit):
+            off = await generate(wide_client, PROMPT, NEW_TOKENS, speculation="off", **options)
+            predicted = [*off.token_ids[:20], (off.token_ids[20] + 1) % 1000, *off.token_ids[21:]]
+            on = await generate(wide_client, PROMPT, NEW_TOKENS, prediction=predicted, **options)
+        assert on.token_ids == off.token_ids
+        assert [one.logprob for one in on.logprobs] == pytest.approx(
+            [one.logprob for one in off.logprobs], abs=1e-4
+        )
+        assert (off.trips, off.guessed_tokens, off.accepted_tokens) == (NEW_TOKENS, 0, 0)
+        assert 0 < on.accepted_tokens < on.guessed_tokens
+        assert on.trips + on.accepted_tokens == NEW_TOKENS
+
+
+async def test_a_prediction_may_be_text_and_guesses_are_told_of(wide_client: AsyncSwarm) -> None:
+    said = await generate(wide_client, PROMPT, NEW_TOKENS, speculation="off")
+    predicted = await generate(wide_client, PROMPT, NEW_TOKENS, prediction=said.text)
+    assert predicted.text == said.text
+    assert predicted.tokens_per_trip > 2

@@ -1,0 +1,112 @@
+"""A session's guesses come from whichever source has been right, and never from another client's text."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molink.peer.speculation.acceptance import SAMPLED, TABLE, Acceptance
+from molink.peer.speculation.ngram_tables import ClientTables, NgramTable
+from molink.peer.speculation.session_guesses import MOST_GUESSES, SessionGuesses
+
+texts = st.lists(st.integers(0, 5), min_size=1, max_size=80)
+
+
+def generate(guesses: SessionGuesses, prompt: Sequence[int], text: Sequence[int], most: int) -> int:
+    """The trips that it takes until the text is generated."""
+    guesses.extend(prompt)
+    at = trips = 0
+    while at < len(text):
+        proposed = guesses.propose(min(most, len(text) - at - 1))
+        right = 0
+        while right < len(proposed) and proposed[right] == text[at + right]:
+            right += 1
+        guesses.record(len(proposed), right)
+        guesses.extend(text[at : at + right + 1])
+        at += right + 1
+        trips += 1
+    return trips
+
+
+@given(texts, texts, st.integers(0, 20))
+def test_whatever_is_guessed_the_text_is_generated_in_no_more_trips_than_it_has_tokens(
+    prompt: list[int], text: list[int], most: int
+) -> None:
+    guesses = SessionGuesses(NgramTable(), prompt)
+    trips = generate(guesses, prompt, text, most)
+    assert trips == len(text) - sum(guesses.counts.accepted.values())
+    assert sum(guesses.counts.guessed.values()) >= sum(guesses.counts.accepted.values())
+    assert set(guesses.counts.accepted) <= set(guesses.counts.guessed)
+
+
+@given(texts, st.integers(0, 20))
+def test_no_more_is_guessed_than_was_asked_for(prompt: list[int], most: int) -> None:
+    guesses = SessionGuesses(prediction=prompt)
+    guesses.extend(prompt)
+    assert len(guesses.propose(most)) <= min(most, MOST_GUESSES)
+
+
+def test_a_text_that_repeats_itself_takes_few_trips() -> None:
+    assert generate(SessionGuesses(), [1, 2, 3, 4, 5, 6, 7] * 3, [1, 2, 3, 4, 5, 6, 7] * 20, 8) < 25
+
+
+def test_a_client_that_generates_the_same_again_takes_few_trips() -> None:
+    text = [at * at % 101 for at in range(80)]
+    table = NgramTable()
+    assert generate(SessionGuesses(table), [200], text, 8) > 60
+    assert generate(SessionGuesses(table), [200], text, 8) < 20
+
+
+def test_of_two_clients_with_the_same_text_neither_guesses_from_the_others() -> None:
+    text = [at * at % 101 for at in range(40)]
+    tables = ClientTables()
+    generate(SessionGuesses(tables.of_client("one")), [200], text, 8)
+    of_other = SessionGuesses(tables.of_client("other"))
+    of_other.extend([200, *text[:20]])
+    before = SessionGuesses()
+    before.extend([200, *text[:20]])
+    assert of_other.propose(8) == before.propose(8)
+
+
+def test_a_prediction_that_is_nine_tenths_right_brings_more_than_three_tokens_a_trip() -> None:
+    text = [at * 7919 % 4001 for at in range(200)]
+    predicted = [5000 if at % 10 == 7 else token for at, token in enumerate(text)]
+    assert generate(SessionGuesses(prediction=predicted), [1], text, 8) < 200 / 3.4
+
+
+def test_what_did_not_travel_is_scored_too() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7] * 20
+    guesses = SessionGuesses()
+    guesses.extend(text)
+    before = guesses.candidates(1)[0].chance
+    for token in text:
+        guesses.candidates(4)
+        guesses.record(0, 0)
+        guesses.extend([token])
+    assert guesses.candidates(1)[0].chance > before
+    assert not sum(guesses.counts.guessed.values())
+
+
+def test_a_source_that_has_been_wrong_is_passed_over_for_one_that_has_been_right() -> None:
+    table = NgramTable()
+    generate(SessionGuesses(table), [0], [3, 1, 2, 3, 1, 2, 3, 1, 2] * 4, 0)
+    guesses = SessionGuesses(table)
+    guesses.extend([9])
+    for _ in range(12):  # the client's table says 1 after 3; this text says 4
+        guesses.candidates(1)
+        guesses.extend([3])
+        guesses.candidates(1)
+        guesses.extend([4])
+    guesses.extend([3])
+    assert guesses.propose(1) == (4,)
+
+
+@given(st.lists(st.booleans(), max_size=100))
+def test_a_chance_stays_one_and_follows_what_happens(outcomes: list[bool]) -> None:
+    acceptance = Acceptance(SAMPLED)
+    for right in outcomes:
+        acceptance.record((TABLE, 5), right=right)
+        assert 0 <= acceptance.chance((TABLE, 5)) <= 1
+    for _ in range(100):
+        acceptance.record((TABLE, 5), right=True)
+    assert acceptance.chance((TABLE, 5)) > 0.9
