@@ -164,10 +164,12 @@ class Configuration:
         ),
     ] = 32
     draft: Annotated[
-        Literal["auto", "off", "lookup"],
+        str,
         Option(
-            "What tokens are guessed from where this peer is the head: a session's text, and with auto its client's "
-            "earlier generations."
+            "What tokens are guessed from where this peer is the head: a session's text; with auto its client's "
+            "earlier generations too, and with a small model what that says.",
+            "auto|off|lookup|ID_OR_PATH",
+            Bounds(min_length=1),
         ),
     ] = "auto"
     activation_codec: Annotated[

@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from support.swarms.fake_swarm import FakeSwarm
 
-from molink.client.gateway.app import create_app
+from molink.client.gateway.accounts.opening import open_to_anybody
+from molink.client.gateway.app import add_kept_responses, create_app
 from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.services.service_routes import add_services
 
 PATH = Path(__file__).resolve().parent.parent / "docs/API.md"
 HEAD = """\
@@ -29,7 +31,11 @@ Json = dict[str, Any]
 
 def document() -> str:
     """The whole page."""
-    described = create_app(ServedModels(FakeSwarm())).openapi()
+    models, gatekeeper = ServedModels(FakeSwarm()), open_to_anybody()
+    app = create_app(models, gatekeeper=gatekeeper)
+    add_services(app, cast("Any", None), models, gatekeeper)  # nothing is asked of them
+    add_kept_responses(app, cast("Any", None))
+    described = app.openapi()
     schemas = described["components"]["schemas"]
     parts = [HEAD]
     for path, operations in described["paths"].items():
@@ -47,7 +53,8 @@ def _sections(operation: Json, schemas: Json) -> Iterator[str]:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body is not None:
         yield _table("field of the request", _fields(body, schemas))
-    for kind, content in operation["responses"]["200"].get("content", {}).items():
+    done = next(response for status, response in operation["responses"].items() if status.startswith("2"))
+    for kind, content in done.get("content", {}).items():
         if "$ref" in content.get("schema", {}):
             lines = ["| field of the answer | type |", "| --- | --- |"]
             lines += [f"| `{name}` | {_kind(one)} |" for name, one, _ in _fields(content["schema"], schemas)]

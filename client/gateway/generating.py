@@ -215,7 +215,7 @@ class Gateway:
                 return Response(status_code=499)
             except SwarmError as error:
                 failure = failure_of(error)
-                self._failed(failure)
+                self._metrics.generations.failed(failure.code or failure.type)
                 return failure.response(request.url.path)
             kept = stack.pop_all()
         return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
@@ -258,14 +258,11 @@ class Gateway:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 failure = failure_of(error)
-                self._failed(failure)
+                self._metrics.generations.failed(failure.code or failure.type)
                 for event in answer.failed(failure):
                     yield event.encoded()
             finally:
                 await batches.aclose()
-
-    def _failed(self, failure: ApiError) -> None:
-        self._metrics.generations.failed(failure.code or failure.type)
 
     def _note(self, generations: dict[int, Generation], model: str, choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:

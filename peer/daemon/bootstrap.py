@@ -31,6 +31,7 @@ from molink.peer.daemon.compute_setup import (
     open_compute_setup,
     planned_memory,
 )
+from molink.peer.daemon.draft import guesses_of
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
@@ -129,6 +130,7 @@ class Bootstrap:
         self._changed = changed
         self._report = report
         self._read_machine = read_machine
+        self._guesses: HeadGuesses | None = None
 
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
@@ -152,6 +154,7 @@ class Bootstrap:
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
+        settings = self._with_guesses(model)
         computing, leases = await self._computing(stack, model, devices)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
@@ -169,7 +172,7 @@ class Bootstrap:
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
                 OfferedCompute(
-                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses()
+                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
                 ),
                 self._metrics,
                 self._changed.set,
@@ -251,14 +254,15 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
-    def _guesses(self) -> HeadGuesses | None:
-        """What tokens are guessed from where this peer is the head; None: they are not."""
-        draft = self._settings.options.draft
-        if draft == "off":
-            return None
-        guesses = HeadGuesses(tables=draft == "auto")
-        self._metrics.watch_guesses(guesses.counts)
-        return guesses
+    def _with_guesses(self, model: LocalModel) -> JoinSettings:
+        """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
+        settings = self._settings
+        self._guesses, taken_bytes = guesses_of(settings.options.draft, model, settings.memory_bytes)
+        if self._guesses is not None:
+            self._metrics.watch_guesses(self._guesses.counts)
+        if settings.memory_bytes is not None:
+            self._settings = replace(settings, memory_bytes=settings.memory_bytes - taken_bytes)
+        return self._settings
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings

@@ -13,6 +13,7 @@ from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
+from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
 from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.running import say
@@ -100,6 +101,7 @@ class Peer:
         except (
             KeyFileError,
             CheckpointNotFound,
+            DraftUnusable,
             StoreError,
             WeightsError,
             QuantizationUnavailable,

@@ -8,6 +8,7 @@ from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
+from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
 from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
@@ -17,6 +18,8 @@ from molink.shards.spec import GUESSES, ModelSpec
 
 MOST_KEPT_TOKENS: Final = 512 * 1024
 """Of all sessions' texts and predictions: some 60 MB."""
+DRAFTED_SESSIONS: Final = 16
+"""For so many a draft model's KV caches are in the peer's memory; others are guessed without."""
 MOST_SCOPE_BYTES: Final = 16
 MOST_PREDICTION_TOKENS: Final = 64 * 1024
 WANTS_NONE: Final = "its client wants no guesses"
@@ -71,9 +74,12 @@ class StepGuesser:
 class HeadGuesses:
     """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
 
-    def __init__(self, *, tables: bool, fixed: int | None = None) -> None:
+    def __init__(self, *, tables: bool, draft: DraftModel | None = None, fixed: int | None = None) -> None:
         """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
-        itself. `fixed`: always so many travel, to compare with; None: as many as pay."""
+        itself. `draft` guesses too, for DRAFTED_SESSIONS at a time. `fixed`: always so many travel, to compare with;
+        None: as many as pay."""
+        self._draft = draft
+        self._drafted: set[ServedSession] = set()
         self._fixed = fixed
         self._tables = ClientTables() if tables else None
         self._read: dict[ServedSession, int] = {}
@@ -89,11 +95,15 @@ class HeadGuesses:
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
         self._read[session] = tokens
+        self._drafted = {one for one in self._drafted if not one.ended}
+        draft = self._draft if len(self._drafted) < DRAFTED_SESSIONS else None
+        if draft is not None:
+            self._drafted.add(session)
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         sampled = plan.params.temperature > 0
         return SessionGuesses(
-            table, prediction, plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+            table, prediction, plan.stages, draft, sampled=sampled, fixed=self._fixed, totals=self.counts
         )
 
 

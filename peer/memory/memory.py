@@ -40,7 +40,7 @@ FRAGMENTS_BYTES = 64 * 1024**2
 """What lies unused between pieces of memory on a GPU: such a share of all, and once more so much."""
 
 MAX_LOGIT_ROWS = 64
-"""Sequences that draw a token in one step; each needs its logits and a sorted copy."""
+"""Rows behind which a token may be drawn in one step; each needs its logits and a sorted copy."""
 
 CAP_HEADROOM_SHARE = 0.1
 CAP_HEADROOM_BYTES = 256 * 1024**2

@@ -18,25 +18,31 @@ REMEMBERED_GUESSES = 24
 """Of a kind: an average over about the last so many, so that it follows a text that changes."""
 
 
-def _beforehand(lookup: Sequence[float], table: Sequence[float], draft: float) -> Mapping[GuessKind, float]:
+def _beforehand(
+    lookup: Sequence[float], table: Sequence[float], draft: Sequence[float]
+) -> Mapping[GuessKind, float]:
     return MappingProxyType(
         {
             **{(LOOKUP, bits): chance for bits, chance in enumerate(lookup, 1)},
             **{(TABLE, STRENGTHS_OF_CONTEXT + at): chance for at, chance in enumerate(table)},
             **{(PREDICTION, bits): 0.8 for bits in range(RESUMED, STRONGEST + 1)},
-            (DRAFT, 0): draft,
+            **{(DRAFT, eighths): chance for eighths, chance in enumerate(draft)},
         }
     )
 
 
 GREEDY = _beforehand(
-    (0.35, 0.6, 0.75, 0.8, 0.9), (0.2, 0.25, 0.45, 0.35, 0.5, 0.6, 0.5, 0.6, 0.75, 0.65, 0.8, 0.9), 0.7
+    (0.35, 0.6, 0.75, 0.8, 0.9),
+    (0.2, 0.25, 0.45, 0.35, 0.5, 0.6, 0.5, 0.6, 0.75, 0.65, 0.8, 0.9),
+    (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 )
 SAMPLED = _beforehand(
-    (0.15, 0.3, 0.6, 0.65, 0.75), (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9), 0.5
+    (0.15, 0.3, 0.6, 0.65, 0.75),
+    (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9),
+    (0.1, 0.2, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9),
 )
 """What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8: of tables
-by length of context, and then by how often it was seen."""
+by length of context, and then by how often it was seen; of a draft model by the probability that it gives."""
 
 
 @dataclass(slots=True)

@@ -83,6 +83,10 @@ class TextLookup:
         """The longest end of the text that it also has before."""
         self._unread: deque[int] = deque()
 
+    def begin_with(self, tokens: Iterable[int]) -> None:
+        """The sequence begins with these."""
+        self._unread.extend(tokens)
+
     def extend(self, tokens: Iterable[int]) -> None:
         """The sequence has these tokens more."""
         self._unread.extend(tokens)
@@ -112,6 +116,9 @@ class PredictionLookup:
         self._automaton = SuffixAutomaton()
         self._unread = deque(token_ids)
         self._chain = LookupChain(self._automaton, NO_MATCH, -1, resumes=True)
+
+    def begin_with(self, tokens: Iterable[int]) -> None:
+        """The sequence begins with these, which are no part of what is predicted."""
 
     def extend(self, tokens: Iterable[int]) -> None:
         """What is generated has these tokens more."""

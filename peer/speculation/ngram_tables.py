@@ -81,9 +81,9 @@ class TableLookup:
         self._table = table
         self._last: deque[int] = deque(maxlen=LONGEST_CONTEXT)
 
-    def begin_with(self, prompt: Iterable[int]) -> None:
+    def begin_with(self, tokens: Iterable[int]) -> None:
         """The sequence begins with these, which are not learnt."""
-        self._last.extend(prompt)
+        self._last.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """What is generated has these tokens more."""

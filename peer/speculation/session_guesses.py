@@ -12,6 +12,7 @@ from typing import Protocol
 
 from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.acceptance import (
+    DRAFT,
     GREEDY,
     LOOKUP,
     PREDICTION,
@@ -20,6 +21,7 @@ from molink.peer.speculation.acceptance import (
     Acceptance,
     GuessKind,
 )
+from molink.peer.speculation.draft_model import DraftLookup, DraftModel
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
@@ -27,6 +29,8 @@ from molink.routing.cost.pipeline import PipelineStage
 
 MOST_GUESSES = 15
 """Of one trip."""
+UNASKED_TRIPS = 7
+"""Where no guess travels, a draft model is asked for guesses at every eighth trip."""
 LEAST_CHANCE = 0.02
 """A guess that arrives with less, those before it counted, is not made."""
 
@@ -39,6 +43,19 @@ class Chain(Protocol):
 
     def follow(self, token: int) -> None:
         """The sequence goes on with this token, whoever guessed it."""
+
+
+class GuessSource(Protocol):
+    """What guesses come from in one session."""
+
+    def begin_with(self, tokens: Sequence[int]) -> None:
+        """The sequence begins with these."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """What is generated has these tokens more, for certain."""
+
+    def begin(self) -> Chain:
+        """Guesses of what comes behind the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,7 @@ class SessionGuesses:
         table: NgramTable | None = None,
         prediction: Sequence[int] = (),
         stages: Sequence[PipelineStage] = (),
+        draft: DraftModel | None = None,
         *,
         sampled: bool = False,
         fixed: int | None = None,
@@ -84,10 +102,16 @@ class SessionGuesses:
         will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
         many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in `totals`
         too."""
-        self._text = TextLookup()
-        self._table = None if table is None else TableLookup(table)
-        self._prediction = PredictionLookup(prediction) if prediction else None
+        self._lookups: dict[str, GuessSource] = {LOOKUP: TextLookup()}
+        if table is not None:
+            self._lookups[TABLE] = TableLookup(table)
+        if prediction:
+            self._lookups[PREDICTION] = PredictionLookup(prediction)
+        if draft is not None:
+            self._lookups[DRAFT] = DraftLookup(draft)
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
+        self._unasked = UNASKED_TRIPS
+        """Trips since the draft model was asked."""
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self.begun = NO_GUESSES
@@ -104,20 +128,16 @@ class SessionGuesses:
         """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
         learnt."""
         tokens = tuple(token_ids)
-        self._text.extend(tokens)
-        if not self._is_begun:
-            self._is_begun = True
-            if self._table is not None:
-                self._table.begin_with(tokens)
-            return
-        self._score(tokens)
-        for source in (self._table, self._prediction):
-            if source is not None:
-                source.extend(tokens)
+        if self._is_begun:
+            self._score(tokens)
+        for source in self._lookups.values():
+            (source.extend if self._is_begun else source.begin_with)(tokens)
+        self._is_begun = True
 
     def candidates(self, most: int) -> tuple[Guess, ...]:
         """What may come next, place by place: at most so many, fewer where no source knows further."""
-        chains = self._chains()
+        asks_draft = self._asks_draft()
+        chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or asks_draft]
         self._proposed = []
         guesses: list[Guess] = []
         together = 1.0
@@ -157,13 +177,10 @@ class SessionGuesses:
         for counts in self._all_counts:
             counts.add(self._sources[:guessed], accepted)
 
-    def _chains(self) -> list[tuple[str, Chain]]:
-        chains: list[tuple[str, Chain]] = [(LOOKUP, self._text.begin())]
-        if self._table is not None:
-            chains.append((TABLE, self._table.begin()))
-        if self._prediction is not None:
-            chains.append((PREDICTION, self._prediction.begin()))
-        return chains
+    def _asks_draft(self) -> bool:
+        """A draft model takes time: where no guess travelled it is asked now and then only, in case one would."""
+        self._unasked = 0 if self.begun.guesses or self._unasked >= UNASKED_TRIPS else self._unasked + 1
+        return not self._unasked
 
     def _score(self, tokens: Sequence[int]) -> None:
         """What each source said, place by place, as long as the chain went the way of the sequence."""

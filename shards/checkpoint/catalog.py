@@ -10,10 +10,18 @@ from typing import Final
 from molink.shards.checkpoint.safetensors_header import StoreError
 from molink.shards.checkpoint.store import SMALL_FILES
 
-BUNDLED: Final[Mapping[str, str]] = MappingProxyType({"molink/tiny-shakespeare": "models/tiny-shakespeare"})
+BUNDLED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "molink/tiny-shakespeare": "models/tiny-shakespeare",
+        "molink/tiny-shakespeare-draft": "models/tiny-shakespeare-draft",
+    }
+)
 """Models that are installed with the package: name to path in `molink.shards`."""
 BUNDLED_CONTENT: Final[Mapping[str, str]] = MappingProxyType(
-    {"molink/tiny-shakespeare": "29be448223090ce3fe43429b587adf43f3c328ee682d98479c742373976e2a25"}
+    {
+        "molink/tiny-shakespeare": "29be448223090ce3fe43429b587adf43f3c328ee682d98479c742373976e2a25",
+        "molink/tiny-shakespeare-draft": "d8203467bd98621ac587ed6962091bda556b28fd93df9f0e1738229c40695851",
+    }
 )
 """The content hash of each as it was released."""
 INDEX_FILES: Final = ("model.safetensors.index.json",)

@@ -147,13 +147,14 @@ class KvPool:
                 self._allocator.release(got)
             raise
         for table, others, own in zip(tables, shared, fresh, strict=True):
-            replaced = dict(zip(others, own, strict=True))
-            for old in table.from_block(start)[:1]:
-                if tokens % KV_BLOCK_TOKENS and (new := replaced.get(old)) is not None:
-                    self.memory.copy(old.extent.memory, old.index, new.extent.memory, new.index, 1)
-            table.blocks = [replaced.get(block, block) for block in table.blocks]
-            table.runs = None
-            self._allocator.release(others)
+            if others:
+                replaced = dict(zip(others, own, strict=True))
+                for old in table.from_block(start)[:1]:
+                    if tokens % KV_BLOCK_TOKENS and (new := replaced.get(old)) is not None:
+                        self.memory.copy(old.extent.memory, old.index, new.extent.memory, new.index, 1)
+                table.blocks = [replaced.get(block, block) for block in table.blocks]
+                table.runs = None
+                self._allocator.release(others)
             for block in table.from_block(start):
                 self._allocator.unname(block)
 

@@ -42,13 +42,14 @@ def offered(program: str, shell: str, words: str) -> str:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_has_a_script_for_each_shell(program: str, shell: str) -> None:
     script = completed(program, f"source_{shell}", {})
     assert program in script
     assert f"complete_{shell}" in script
-    if shell == "bash":
+    if shell == "bash" and sys.platform != "win32":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 
 from hypothesis import given
@@ -45,3 +46,24 @@ def test_an_error_is_named_and_its_traceback_is_in_the_same_line() -> None:
     content = json.loads(JsonFormatter().format(record))
     assert content["error"] == "ValueError"
     assert "in fail" in content["traceback"]
+
+
+def test_lines_for_people_are_records_too_once_records_are_json() -> None:
+    program = (
+        "import logging\n"
+        "from molink.commands import start_logging, tell\n"
+        "from molink.logs import log_as_json\n"
+        "start_logging(verbose=True, debug=False)\n"
+        "tell('before')\n"
+        "log_as_json()\n"
+        "tell('after')\n"
+        "logging.getLogger('molink.test').info('logged')\n"
+        "logging.getLogger('other').info('not for us')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, *records = done.stderr.splitlines()
+    assert before == "before"
+    assert [json.loads(line)["message"] for line in records] == ["after", "logged"]
+    assert [json.loads(line)["logger"] for line in records] == ["molink", "molink.test"]

@@ -38,10 +38,12 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
 
     @app.get(SERVICES)
     async def list_services() -> dict[str, Any]:
+        """The services, with their state."""
         return {"object": "list", "data": await admin.all()}
 
     @app.post(SERVICES, status_code=202)
     async def deploy_service(body: DeployRequest) -> dict[str, Any]:
+        """Deploys a service: its circuits are held from then on. The operation tells how far it is."""
         if await models.has_model(body.name):
             raise ServiceExists(f"A model has the name {body.name}: choose another one.")
         operation = await admin.deploy(body.name, body.specification())
@@ -49,15 +51,18 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
 
     @app.post(f"{SERVICES}/preview")
     async def preview_service(body: DeployRequest) -> dict[str, Any]:
+        """Says what circuits a service would have, or how many bytes are missing. Nothing is loaded."""
         preview = await admin.preview(body.name, body.specification())
         return {"object": "preview", "name": body.name, "model": body.model, "routing": preview}
 
     @app.get(f"{SERVICES}/{{name}}")
     async def service_status(name: str) -> dict[str, Any]:
+        """The state of a service, and what it serves."""
         return await admin.status(name)
 
     @app.post(f"{SERVICES}/{{name}}/keys", status_code=201)
     async def service_key(name: str, body: KeyRequest) -> Response:
+        """Makes a key of the service, shown this once; older ones end after `overlap_s` seconds."""
         await admin.status(name)
         if not gatekeeper.has_operator:
             raise OperatorKeyMissing(
@@ -70,6 +75,7 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
 
     @app.delete(f"{SERVICES}/{{name}}", status_code=202)
     async def delete_service(name: str) -> dict[str, Any]:
+        """Deletes a service: its keys and leases end."""
         operation = await admin.delete(name)
         return {"object": "service", "name": name, "operation": operation.describe()}
 
@@ -79,19 +85,23 @@ def _add_operations(app: FastAPI, admin: ServiceAdmin) -> None:
 
     @app.get(OPERATIONS)
     async def list_operations() -> dict[str, Any]:
+        """The operations that run or have ended of late."""
         return {"object": "list", "data": [one.describe() for one in await admin.operations.all()]}
 
     @app.get(f"{OPERATIONS}/{{operation_id}}")
     async def operation_state(operation_id: str) -> dict[str, Any]:
+        """How far an operation is."""
         return (await admin.operations.get(operation_id)).describe()
 
-    @app.get(f"{OPERATIONS}/{{operation_id}}/events", response_class=EventStream)
+    @app.get(f"{OPERATIONS}/{{operation_id}}/events", response_class=EventStream, status_code=200)
     async def operation_events(operation_id: str) -> Response:
+        """The same as it changes, as events, until it has ended."""
         first = await admin.operations.get(operation_id)
         return EventStream(_events(admin.operations, first))
 
     @app.delete(f"{OPERATIONS}/{{operation_id}}", status_code=202)
     async def cancel_operation(operation_id: str) -> dict[str, Any]:
+        """Cancels an operation that runs."""
         return (await admin.cancel(operation_id)).describe()
 
 

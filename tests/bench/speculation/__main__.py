@@ -44,6 +44,7 @@ from molink.simnet.serve.served_as import ServedAs
 from molink.simnet.serve.simulated import RequestLoad, simulate_serving
 
 MODEL = Path(__file__).resolve().parents[3] / "shards/models/tiny-shakespeare"
+DRAFT = f"{BUNDLED}-draft"
 PEERS, TIMEOUT_S = 3, 60.0
 OFF = Speculation(wanted=False)
 GREEDY = SamplingParams(ignore_eos=True)
@@ -109,8 +110,8 @@ async def measure(table: Table, spec: ModelSpec, options: argparse.Namespace) ->
     prompts = [prompt[:8] for prompt in recorded[: options.prompts]]
     cases: list[tuple[str, str, SamplingParams, bool, float]] = [
         ("lookup", "lookup alone, greedy", GREEDY, False, 0.75),
-        ("auto", "auto, greedy", GREEDY, False, 0.45),
-        ("auto", "auto, temperature 0.8, top_p 0.9", SAMPLED, False, 0.65),
+        (DRAFT, "draft model, greedy", GREEDY, False, 0.45),
+        (DRAFT, "draft model, temperature 0.8, top_p 0.9", SAMPLED, False, 0.65),
         ("lookup", "prediction nine tenths right, greedy", GREEDY, True, 0.3),
     ]
     for draft in dict.fromkeys(draft for draft, *_ in cases):

@@ -53,7 +53,12 @@ async def _ask(url: str) -> list[str]:
     async with httpx.AsyncClient(base_url=url, timeout=FORMATION_TIMEOUT_S) as http:
         answer = await http.post("/v1/completions", json=body, headers=HEADERS)
         assert answer.status_code == 200, answer.text
-        wrong = ({"prompt": [WORD]}, {"prompt": f"{WORD} " * 2000}, {"temperature": WORD}, {WORD: 1})
+        wrong = (
+            {"prompt": [[WORD]]},
+            {"prompt": f"{WORD} " * 2000},
+            {"temperature": WORD},
+            {"guided_regex": WORD},
+        )
         refused = [await http.post("/v1/completions", json=body | one) for one in wrong]
         assert {one.status_code for one in refused} == {400}
         return [answer.text, *(one.text for one in refused), (await http.get("/metrics")).text]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
+from support.circuits.guesses import Chance, GuessingHead
 from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.models.tiny_models import VOCABULARY, greedy_references
 from support.swarms.served_circuit import ServedCircuit, served_circuit
@@ -73,6 +74,21 @@ async def test_tokens_are_those_of_transformers_when_prompts_are_computed_in_pie
         tokens = await circuit.generate(prompts, 30)
     assert tokens == greedy_references(model.folder, prompts, 30)
     assert "piece" in seen
+
+
+@asynchronous
+async def test_so_they_are_beside_sessions_that_guess(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, prompts = watch(monkeypatch), [prompt_of(tokens) for tokens in (3, 150, 5, 90)]
+    expected = greedy_references(model.folder, prompts, 30)
+    sequences = [[*prompt, *new] for prompt, new in zip(prompts, expected, strict=True)]
+    head = GuessingHead(Chance, sequences)
+    served = served_circuit(model, (3,), kv_tokens=2000, cut=equal_chunks(60), profile=SLOW, guesses=head)
+    async with served as circuit:
+        assert await circuit.generate(prompts, 30) == expected
+    assert "piece" in seen
+    assert 0 < head.accepted < head.guessed
 
 
 @asynchronous

@@ -97,7 +97,7 @@ def test_a_quantization_that_this_machine_lacks_is_named(
 def test_an_altered_bundled_model_is_refused_even_by_the_first_of_a_swarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (name,) = BUNDLED
+    name, *_ = BUNDLED
     copy = copy_of(resolve(name), tmp_path / "copy")
     alter_a_weight(copy, "model.layers.3.mlp.up_proj.weight")
     monkeypatch.setattr("molink.shards.checkpoint.catalog.resolve", lambda _: copy)

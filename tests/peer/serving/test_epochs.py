@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.circuits.guesses import Chance, GuessingHead
 from support.links.data_plane import DEADLINE_S, asynchronous, describe, soon, until
-from support.models.tiny_models import greedy_reference, make_tiny_model
+from support.models.tiny_models import greedy_reference, greedy_references, make_tiny_model
 from support.swarms import served_peer
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, model, opened, served
@@ -303,3 +304,20 @@ async def test_a_peer_of_two_ranks_keeps_its_caches_too(
         await until(lambda: rows_of(peer) == len(PROMPT) + 30 - 1)
         await session.end()
         assert not peer.leases.leases
+
+
+@pytest.mark.full
+@asynchronous
+async def test_two_ranks_go_back_behind_guesses_that_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(make_tiny_model("mistral", tmp_path))
+    prompts = [PROMPT, PROMPT[:9]]
+    expected = greedy_references(model.folder, prompts, 30)
+    head = GuessingHead(Chance, [[*prompt, *new] for prompt, new in zip(prompts, expected, strict=True)])
+    backend = RankedBackend(model, ("cpu", "cpu"))
+    monkeypatch.setattr(served_peer, "DeviceBackend", lambda *_: backend)
+    async with backend, served(model, kv_tokens=400, guesses=head) as peer:
+        circuit = ServedCircuit([peer], [model.spec.whole], [peer.link], speculates=True)
+        assert await circuit.generate(prompts, 30) == expected
+    assert 0 < head.accepted < head.guessed

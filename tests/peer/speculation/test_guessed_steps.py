@@ -1,6 +1,7 @@
 """Whatever is guessed, a circuit's tokens are those that it gives without guesses, and its caches hold no others."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -245,4 +246,42 @@ async def test_guesses_with_activations_in_int8_change_no_token(model: LocalMode
             answers.append(await circuit.generate(PROMPTS, NEW_TOKENS))
         head.sequences = whole(PROMPTS, answers[0])
     assert answers[0] == answers[1]
+    assert 0 < head.accepted < head.guessed
+
+
+@pytest.mark.full
+@asynchronous
+async def test_many_sessions_that_guess_and_are_cancelled_leave_nothing(model: LocalModel) -> None:
+    """Those that are not cancelled have all of their tokens, in a pool that is too small for all at once."""
+    draw = random.Random(11)
+    prompts = [[(7 * at + 3 * one + 1) % 60 for at in range(9 + one)] for one in range(12)]
+    expected = greedy_references(model.folder, prompts, NEW_TOKENS)
+    head = GuessingHead(Chance, whole(prompts, expected), most=6)
+    served = served_circuit(model, (3,), kv_tokens=250, swap_bytes=2**22, guesses=head)
+    complete = 0
+    async with served as circuit:
+        for _ in range(20):
+            started = {}
+            for one, prompt in enumerate(prompts, 1):
+                descriptor = await circuit.reserve(one, len(prompt), NEW_TOKENS)
+                start = pb.Start(session=descriptor.session, epoch=1, token_ids=prompt)
+                assert circuit.links[0].post(start)
+                started[descriptor.session] = []
+            left = set(started)
+            while left:
+                _, frame = await soon(circuit.peers[0].client.handler.frames.get())
+                for token in frame.header.tokens:
+                    got = started[token.session]
+                    got.append(token.token_id)
+                    is_over = len(got) == NEW_TOKENS or draw.random() < 0.02
+                    if is_over and token.session in left:
+                        left.remove(token.session)
+                        complete += len(got) == NEW_TOKENS
+                        release = pb.Request(release=pb.Release(session=token.session, epoch=1))
+                        await asyncio.gather(*(link.request(release, 60.0) for link in circuit.links))
+            for session, got in started.items():
+                assert got == expected[session[0] - 1][: len(got)]
+        check_pools(circuit)
+        assert all(peer.serving.stepper.is_empty for peer in circuit.peers)
+    assert complete > 50
     assert 0 < head.accepted < head.guessed

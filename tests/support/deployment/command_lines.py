@@ -1,11 +1,13 @@
 """Command lines of this product that files and documents hold, and whether its programs take them."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import typer
 from typer.main import get_command
@@ -19,6 +21,7 @@ PROGRAMS = {
     "molink-peer": ("molink.peer.commands.cli", "app"),
     "molink-gateway": ("molink.client.gateway.cli", "_app"),
 }
+_ASSIGNS = re.compile(r"[A-Z_]+=.*")
 _ENDS = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "<", "2>", "#"})
 
 
@@ -30,27 +33,34 @@ def _command(program: str) -> Any:  # noqa: ANN401 - typer's own kind of click
 
 
 def fault_of(words: Sequence[str]) -> str | None:
-    """What the program says of a command line that it does not take; None if it does. Nothing is run."""
-    program, *arguments = words
-    command, parent, rest = _command(program), None, spread_initial_peers(arguments)
-    try:
-        while True:
-            context = command.make_context(command.name or program, list(rest), parent=parent)
-            values = {
-                name: value for name, value in context.params.items() if value not in (None, (), [], False)
-            }
-            check_given({n: v for n, v in values.items() if n in declared_options()}, "the command line")
-            rest = [*getattr(context, "_protected_args", ()), *context.args]
-            if not rest or not hasattr(command, "resolve_command"):
-                return None
-            _, command, rest = command.resolve_command(context, rest)
-            parent = context
-    except SettingsError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001 - the parser's own errors; --help and --version end it as well
-        if type(error).__name__ == "Exit":
-            return None
-        return str(getattr(error, "message", "") or repr(error))
+    """What the program says of a command line that it does not take; None if it does. Nothing is run. What is assigned
+    before the program is its environment."""
+    at = next(at for at, word in enumerate(words) if not _ASSIGNS.fullmatch(word))
+    environment = dict(word.split("=", 1) for word in words[:at])
+    with patch.dict(os.environ, environment):
+        try:
+            _parse(words[at], spread_initial_peers(words[at + 1 :]))
+        except SettingsError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - the parser's own errors; --help and --version end it as well
+            kind = type(error).__name__
+            return None if kind == "Exit" else f"{kind}: {getattr(error, 'message', '') or error!r}"
+    return None
+
+
+def _parse(program: str, arguments: Sequence[str]) -> None:
+    """Raises what the parser or the check of options does."""
+    command, parent, rest = _command(program), None, list(arguments)
+    while True:
+        context = command.make_context(command.name or program, list(rest), parent=parent)
+        values = {name: value for name, value in context.params.items() if value not in (None, (), [], False)}
+        given = {name: value for name, value in values.items() if name in declared_options()}
+        check_given(given, "the command line")
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        if not rest or not hasattr(command, "resolve_command"):
+            return
+        _, command, rest = command.resolve_command(context, rest)
+        parent = context
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
@@ -59,12 +69,10 @@ def commands_in(text: str) -> Iterator[list[str]]:
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         for part in re.split(r"\$\(|;|&&|\|\||\|| -- ", line.removeprefix("$ ")):
             words = _words(part)
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                del words[0]
-            at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in PROGRAMS), None)
-            if at is not None and not words[:at]:
+            at = next((at for at, word in enumerate(words) if not _ASSIGNS.fullmatch(word)), None)
+            if at is not None and words[at].rpartition("/")[2] in PROGRAMS:
                 end = next((end for end, word in enumerate(words) if word in _ENDS), len(words))
-                yield [words[0].rpartition("/")[2], *words[1:end]]
+                yield [*words[:at], words[at].rpartition("/")[2], *words[at + 1 : end]]
 
 
 def _words(part: str) -> list[str]:

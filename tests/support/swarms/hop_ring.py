@@ -17,6 +17,7 @@ from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.trip_load import TripBegun, TripLoad
 from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
 
@@ -89,11 +90,12 @@ class RingGuesser:
         assert len(tokens) <= guessed + 1
         self.trips.append((guessed, len(tokens) - 1))
 
-    def propose(self, last: tuple[int, ...], most: int) -> tuple[tuple[int, ...], int]:
+    def propose(self, last: tuple[int, ...], most: int, _: TripLoad) -> tuple[tuple[int, ...], TripBegun]:
         (position,) = last
         count = min(most, self.chance.randrange(4))
         guesses = [position + at for at in range(1, count + 1)]
-        return (position, *(one if self.chance.random() < 0.7 else -one for one in guesses)), count
+        rows = (position, *(one if self.chance.random() < 0.7 else -one for one in guesses))
+        return rows, TripBegun(count)
 
 
 class HopRing:

@@ -66,6 +66,13 @@ headers: st.SearchStrategy[Message] = st.one_of(
     st.builds(pb.Leaving, session=sessions, epoch=numbers, within_ms=numbers, reason=st.text(max_size=20)),
     st.builds(pb.Move, session=sessions, epoch=numbers, next_epoch=numbers, position=numbers),
     st.builds(pb.History, session=sessions, position=numbers, token_ids=st.lists(numbers, max_size=20)),
+    st.builds(
+        pb.Guesses,
+        guesses=st.lists(
+            st.builds(pb.Guess, session=sessions, step=numbers, token_ids=st.lists(numbers, max_size=20)),
+            max_size=4,
+        ),
+    ),
     st.builds(pb.Failed, session=sessions, epoch=numbers, code=st.sampled_from(["lost", "engine"])),
 )
 

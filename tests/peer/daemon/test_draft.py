@@ -1,0 +1,72 @@
+"""A draft model is for one tokenizer, small, and within the peer's memory; else one sentence says why."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from molink.peer.daemon.draft import DraftUnusable, draft_bytes, open_draft
+from molink.shards.checkpoint.catalog import resolve
+from molink.shards.checkpoint.store import read_manifest
+
+SERVED, DRAFT = "molink/tiny-shakespeare", "molink/tiny-shakespeare-draft"
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    """Hashes of the served model's files."""
+    return dict(read_manifest(resolve(SERVED)).files)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the bundled draft model."""
+    return Path(shutil.copytree(resolve(DRAFT), tmp_path / "draft"))
+
+
+def test_the_bundled_draft_is_for_the_bundled_model_and_takes_a_megabyte(files: dict[str, str]) -> None:
+    draft = open_draft(DRAFT, SERVED, files, 100_000_000)
+    assert draft.embedding.shape == (1024, 128)
+    assert draft_bytes(draft) < 50_000_000
+    assert sum(file.stat().st_size for file in resolve(DRAFT).iterdir()) <= 1_000_000
+
+
+def test_another_tokenizer_is_named_by_both_hashes(files: dict[str, str], folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DraftUnusable, match="another tokenizer") as refused:
+        open_draft(str(folder), SERVED, files, None)
+    assert files["tokenizer.json"][:16] in str(refused.value)
+    assert "44136fa355b3678a" in str(refused.value)
+
+
+def test_without_room_the_missing_bytes_are_said(files: dict[str, str]) -> None:
+    needed_bytes = draft_bytes(open_draft(DRAFT, SERVED, files, None))
+    with pytest.raises(DraftUnusable, match=f": {needed_bytes - 500_000} bytes are missing"):
+        open_draft(DRAFT, SERVED, files, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "gpt2"}, "no Llama"),
+        ({"attention_bias": True}, "no Llama"),
+        ({"num_hidden_layers": 3}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    changed: dict[str, object], said: str, files: dict[str, str], folder: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(DraftUnusable, match=said):
+        open_draft(str(folder), SERVED, files, None)
+
+
+def test_a_large_model_is_refused_and_so_is_one_that_is_not_here(files: dict[str, str]) -> None:
+    with pytest.raises(DraftUnusable, match="5116608 parameters, and a draft model has 4000000 at most"):
+        open_draft(SERVED, SERVED, files, None)
+    with pytest.raises(DraftUnusable, match="neither bundled nor a directory"):
+        open_draft("somebody/draft", SERVED, files, None)
+    with pytest.raises(DraftUnusable, match="no such directory"):
+        open_draft("no model at all", SERVED, files, None)

@@ -1,0 +1,110 @@
+"""A draft model computes what transformers does, goes back, and guesses the larger model's tokens."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.properties import examples
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from molink.peer.speculation.draft_model import (
+    MOST_DRAFTED,
+    SEEN_TOKENS,
+    STRENGTHS,
+    DraftCache,
+    DraftLookup,
+    DraftModel,
+    DraftShape,
+)
+
+VOCABULARY = 50
+
+
+def made(tied: bool, positions: int = 512) -> tuple[LlamaForCausalLM, DraftModel]:
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=positions, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    shape = DraftShape(4, 2, 8, config.rms_norm_eps, 10_000.0, positions)
+    return model, DraftModel.of(shape, 2, tensors)
+
+
+REFERENCE, MODEL = made(tied=True)
+
+
+@torch.inference_mode()
+def reference_logits(model: LlamaForCausalLM, tokens: list[int]) -> np.ndarray:
+    return model(torch.tensor([tokens])).logits[0, -1].numpy()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_transformers_however_the_tokens_come(tied: bool) -> None:
+    reference, model = made(tied)
+    tokens = [at * 7 % VOCABULARY for at in range(150)]
+    at_once, one_by_one = DraftCache(model), DraftCache(model)
+    expected = reference_logits(reference, tokens)
+    np.testing.assert_allclose(at_once.step(tokens), expected, atol=1e-4)
+    one_by_one.step(tokens[:5])
+    for token in tokens[5:]:
+        logits = one_by_one.step([token])
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_a_cache_that_went_back_goes_on_as_if_nothing_had_been_refused() -> None:
+    cache = DraftCache(MODEL)
+    cache.step([1, 2, 3, 4, 5, 6])
+    cache.truncate(3)
+    np.testing.assert_allclose(cache.step([9, 8]), reference_logits(REFERENCE, [1, 2, 3, 9, 8]), atol=1e-4)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=8))
+def test_guesses_are_the_models_likeliest_whatever_was_refused_before(trips: list[tuple[int, int]]) -> None:
+    lookup, sequence = DraftLookup(MODEL), [3, 1, 4]
+    lookup.extend(sequence)
+    for came, guessed in trips[: examples(8)]:
+        chain = lookup.begin()
+        expected = list(sequence)
+        for _ in range(guessed):
+            guess = chain.guess()
+            assert guess is not None
+            assert guess[0] == int(reference_logits(REFERENCE, expected).argmax())
+            assert 0 <= guess[1] < STRENGTHS
+            chain.follow(guess[0])
+            expected.append(guess[0])
+        tokens = [(len(sequence) * 5 + at) % VOCABULARY for at in range(came)]
+        lookup.extend(tokens)
+        sequence += tokens
+
+
+def test_a_chain_ends_after_as_many_guesses_as_may_be() -> None:
+    lookup = DraftLookup(MODEL)
+    lookup.extend([1])
+    chain = lookup.begin()
+    guesses = 0
+    while (guess := chain.guess()) is not None:
+        chain.follow(guess[0])
+        guesses += 1
+    assert guesses == MOST_DRAFTED
+
+
+def test_of_a_long_prompt_the_end_is_seen_and_a_sequence_without_end_goes_on() -> None:
+    _, model = made(tied=True, positions=128)
+    lookup = DraftLookup(model)
+    tokens = [at * 3 % VOCABULARY for at in range(1000)]
+    lookup.extend(tokens)
+    last = DraftLookup(model)
+    last.extend(tokens[-SEEN_TOKENS:])
+    assert lookup.begin().guess() == last.begin().guess()
+    for token in tokens:
+        lookup.extend([token])
+        assert lookup.begin().guess() is not None
+
+
+def test_it_says_what_it_takes() -> None:
+    weights = sum(parameter.numel() for parameter in REFERENCE.parameters())
+    assert MODEL.size_bytes == 4 * weights
+    assert MODEL.cache_bytes == 2 * 2 * 2 * 8 * 512 * 4
