@@ -95,6 +95,9 @@ async def test_a_machine_registers_serves_is_seen_by_its_operator_alone_and_exit
                     assert await process.wait() == 0
                     assert (await running)["usage"]["completion_tokens"] == STREAMED_TOKENS
                 assert (await http.get(NODES)).json()["data"] == []
+                async with asyncio.timeout(DEADLINE_S):  # gateways hear of it within a second
+                    while (await http.get("/v1/models", headers=bearer(token))).status_code != 401:
+                        pass
                 again, _ = await access(swarm, gateway, token)
                 assert await again.wait() == 1
                 assert again.stderr is not None
