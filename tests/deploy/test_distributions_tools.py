@@ -12,8 +12,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
 pytestmark = pytest.mark.full
 
 
-def run(program: str, package: str, *arguments: str | Path, **environment: str) -> None:
-    """Runs a program of the distribution; fails where there is none, saying how to get it."""
+def run(program: str, package: str, *arguments: str | Path, said: str = "", **environment: str) -> None:
+    """Runs a program of the distribution, which is told `said`; fails where there is none, saying how to get it."""
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     assert found, f"{program} is missing: apt-get install -y {package}"
     done = subprocess.run(
