@@ -71,7 +71,7 @@ def add_nodes(app: FastAPI, admin: NodeAdmin) -> None:
 
     @app.post(ACCESS, status_code=201)
     async def node_access(body: AccessRequest, request: Request) -> Response:
-        """Registers a machine, by the token that its operator gave for it; says which swarm to join and what to serve."""
+        """Registers a machine, by the token that its operator gave; says which swarm to join and what to serve."""
         told = await admin.register(request.state.caller, body.peer_id, body.node.model_dump())
         return JSONResponse(told, 201, headers={"Cache-Control": "no-store"})
 
