@@ -143,6 +143,11 @@ class Explanation:
     """From the start of the ready circuit to the first token: without the time that the circuit took to form."""
 
     @property
+    def measured_trip_ms(self) -> float:
+        """Mean time of a trip round the circuit, which brings a token, or with guesses several."""
+        return self.measured_tpot_ms * max(1.0, self.generation.tokens_per_trip)
+
+    @property
     def objective_ms(self) -> float:
         """Sum of what the circuit was charged, per token: the least among those that the router found."""
         return sum(term.ms for times in self.hops for term in times.terms)

@@ -111,10 +111,10 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
     if explanation.hops:
         out.print(_table(explanation))
         accounted_ms = sum(map(_together_ms, explanation.hops))
+        trip_ms = explanation.measured_trip_ms
         out.print(
-            f"A token: predicted {explanation.predicted_tpot_ms:.2f} ms, "
-            f"measured {explanation.measured_tpot_ms:.2f} ms, "
-            f"of which hops and links account for {accounted_ms:.2f} ms",
+            f"A {_round_of(explanation)}: predicted {explanation.predicted_tpot_ms:.2f} ms, "
+            f"measured {trip_ms:.2f} ms, of which hops and links account for {accounted_ms:.2f} ms",
             markup=False,
         )
         out.print(
@@ -132,8 +132,9 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
     generation = explanation.generation
     if generation.guessed_tokens:
         out.print(
-            f"A trip round the circuit brought {generation.tokens_per_trip:.2f} tokens: "
-            f"{generation.accepted_tokens} of {counted(generation.guessed_tokens, 'guess', 'guesses')} were right",
+            f"A trip brought {generation.tokens_per_trip:.2f} tokens, so a token took "
+            f"{explanation.measured_tpot_ms:.2f} ms: {generation.accepted_tokens} of "
+            f"{counted(generation.guessed_tokens, 'guess', 'guesses')} were right",
             markup=False,
         )
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
@@ -163,9 +164,15 @@ def slowest(explanation: Explanation) -> str:
         )
     ]
     milliseconds, what = max(shares)
-    whole_ms = max(explanation.measured_tpot_ms, milliseconds)
-    share = f", {100 * milliseconds / whole_ms:.0f} % of a token's time" if whole_ms > 0 else ""
+    whole_ms = max(explanation.measured_trip_ms, milliseconds)
+    of = f"of a {_round_of(explanation)}'s time"
+    share = f", {100 * milliseconds / whole_ms:.0f} % {of}" if whole_ms > 0 else ""
     return f"Slowest: {what} takes {milliseconds:.2f} ms{share}"
+
+
+def _round_of(explanation: Explanation) -> str:
+    """What goes round the circuit: one token, or with guesses some."""
+    return "trip" if explanation.generation.guessed_tokens else "token"
 
 
 def _table(explanation: Explanation) -> "Table":
@@ -173,7 +180,7 @@ def _table(explanation: Explanation) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    title = "One token's way along the circuit, in milliseconds (medians)"
+    title = f"One {_round_of(explanation)}'s way along the circuit, in milliseconds (medians)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # 80 columns hold it
     table.add_column("hop", no_wrap=True)
     table.add_column("peer", overflow="fold")

@@ -102,6 +102,8 @@ def test_what_a_trip_brought_is_said_where_something_was_guessed(explanation: Ex
     ids = tuple(range(12))
     generation = replace(explanation.generation, token_ids=ids, trips=5, guessed_tokens=9, accepted_tokens=7)
     guessed = replace(explanation, generation=generation)
-    assert "A trip round the circuit brought 2.40 tokens: 7 of 9 guesses were right" in shown(guessed)
+    assert "A trip brought 2.40 tokens, so a token took" in shown(guessed)
+    assert "ms: 7 of 9 guesses were right" in shown(guessed)
+    assert "A trip: predicted" in shown(guessed)
     assert explanation_json("x", "molink/example", guessed)["tokens_per_trip"] == 2.4
     assert "12 tokens in 5 trips over 2 hops" in summary(generation)
