@@ -12,6 +12,7 @@ from support.swarms.fake_swarm import FakeSwarm
 from molink.client.gateway.accounts.opening import open_to_anybody
 from molink.client.gateway.app import add_kept_responses, create_app
 from molink.client.gateway.models.served_models import ServedModels
+from molink.client.gateway.nodes.node_routes import add_nodes
 from molink.client.gateway.services.service_routes import add_services
 
 PATH = Path(__file__).resolve().parent.parent / "docs/API.md"
@@ -34,6 +35,7 @@ def document() -> str:
     models, gatekeeper = ServedModels(FakeSwarm()), open_to_anybody()
     app = create_app(models, gatekeeper=gatekeeper)
     add_services(app, cast("Any", None), models, gatekeeper)  # nothing is asked of them
+    add_nodes(app, cast("Any", None))
     add_kept_responses(app, cast("Any", None))
     described = app.openapi()
     schemas = described["components"]["schemas"]

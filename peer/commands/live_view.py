@@ -16,7 +16,7 @@ from molink.peer.commands.overview import (
     text,
 )
 from molink.peer.daemon.running import NO_VIEW, PeerDisplay
-from molink.peer.device.temperature import processor_celsius
+from molink.peer.device.temperature import read_processor_c
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -46,7 +46,7 @@ class LiveView:
     def __init__(
         self,
         out: "Console",
-        read_celsius: Callable[[], float | None] = processor_celsius,
+        read_celsius: Callable[[], float | None] = read_processor_c,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out = out

@@ -13,6 +13,7 @@ import psutil
 
 from molink.peer.device.graphics_cards import seen_cards
 from molink.peer.device.machine import network_addresses
+from molink.peer.device.temperature import read_temperatures_c
 
 CPU_WINDOW_S: Final = 0.2
 """Over which the processors' load is measured."""
@@ -42,19 +43,9 @@ def read_machine_status() -> dict[str, Any]:
         "memory_used_bytes": memory.total - memory.available,
         "memory_total_bytes": memory.total,
         "process_bytes": psutil.Process().memory_info().rss,
-        "temperatures_c": _temperatures_c(),
+        "temperatures_c": read_temperatures_c() or None,
         "gpus": _nvidia_status(),
     }
-
-
-def _temperatures_c() -> dict[str, float] | None:
-    """The hottest of each kind of sensor."""
-    read = getattr(psutil, "sensors_temperatures", None)
-    try:
-        told = {} if read is None else read()
-    except (OSError, RuntimeError):
-        return None
-    return {kind: max(one.current for one in sensors) for kind, sensors in told.items() if sensors} or None
 
 
 def _nvidia_status() -> list[dict[str, Any]] | None:

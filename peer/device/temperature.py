@@ -1,6 +1,6 @@
-"""Temperature of the processors, where the system tells it."""
+"""Temperatures of the machine, where the system tells them; what `machine_status.py` and a peer's own view show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import psutil
 
@@ -8,28 +8,25 @@ _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", 
 """Names of sensors of processors (Linux's hwmon), the best first; the last one is often the mainboard's."""
 
 
-def processor_celsius() -> float | None:
-    """The highest temperature of the processors' sensors; None where there are none, or psutil does not read them (on
-    Windows and macOS)."""
+def read_temperatures_c() -> dict[str, float]:
+    """The hottest of each kind of sensor; empty where there are none, or psutil reads none (on Windows and macOS)."""
     read = getattr(psutil, "sensors_temperatures", None)
-    if read is None:
-        return None
     try:
-        sensors = read()
+        told = {} if read is None else read()
     except (OSError, RuntimeError):  # a sensor that went away while it was read
-        return None
-    return highest_celsius({name: [one.current for one in found] for name, found in sensors.items()})
+        return {}
+    return {kind: max(one.current for one in sensors) for kind, sensors in told.items() if sensors}
 
 
-def highest_celsius(sensors: Mapping[str, Sequence[float]]) -> float | None:
-    """The highest of the best sensors that there are.
-
-    Args:
-        sensors: what each sensor's places tell, by its name. What cannot be a temperature of a running machine, as some
-            sensors tell that are there and not connected, is left out.
-    """
+def processor_c(temperatures_c: Mapping[str, float]) -> float | None:
+    """The temperature of the processors, by the best sensor that there is; None: not known. What cannot be that of a
+    running machine, as sensors tell that are not connected, is left out."""
     for name in _PROCESSORS:
-        plausible = [celsius for celsius in sensors.get(name, []) if 0 < celsius < 150]
-        if plausible:
-            return max(plausible)
+        if 0 < temperatures_c.get(name, 0.0) < 150:
+            return temperatures_c[name]
     return None
+
+
+def read_processor_c() -> float | None:
+    """The temperature of the processors now; None: not known."""
+    return processor_c(read_temperatures_c())

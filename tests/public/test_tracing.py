@@ -116,3 +116,9 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
             return traces is None
 
     assert asyncio.run(trace())
+
+
+def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("molink.tracing.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'molink\[traces\]'"):
+        check_endpoint("http://127.0.0.1:4318")

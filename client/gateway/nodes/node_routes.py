@@ -71,22 +71,27 @@ def add_nodes(app: FastAPI, admin: NodeAdmin) -> None:
 
     @app.post(ACCESS, status_code=201)
     async def node_access(body: AccessRequest, request: Request) -> Response:
+        """Registers a machine, by the token that its operator gave; says which swarm to join and what to serve."""
         told = await admin.register(request.state.caller, body.peer_id, body.node.model_dump())
         return JSONResponse(told, 201, headers={"Cache-Control": "no-store"})
 
     @app.get(NODES)
     async def list_nodes() -> dict[str, Any]:
+        """The machines that have registered."""
         return {"object": "list", "operator": admin.operator_id, "data": await admin.all()}
 
     @app.get(f"{NODES}/{{peer_id}}")
     async def node_status(peer_id: str) -> dict[str, Any]:
+        """What a machine is, and what it does now."""
         return await admin.status(peer_id)
 
     @app.post(f"{NODES}/{{peer_id}}/drain", status_code=202)
     async def drain_node(peer_id: str, body: DrainRequest) -> dict[str, Any]:
+        """Lets the sessions of a machine go on elsewhere; it takes no new ones."""
         del body
         return {"object": "node", "peer_id": peer_id, "operation": (await admin.drain(peer_id)).describe()}
 
     @app.delete(f"{NODES}/{{peer_id}}", status_code=202)
     async def exit_node(peer_id: str) -> dict[str, Any]:
+        """Has a machine leave: sessions handed over, memory freed, its entry and token gone."""
         return {"object": "node", "peer_id": peer_id, "operation": (await admin.exit(peer_id)).describe()}

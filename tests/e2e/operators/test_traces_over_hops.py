@@ -89,6 +89,7 @@ def _check_tree(spans: list[Span]) -> None:
     for name in expected[2:]:
         assert by_name[name].parent_span_id == generation.span_id
     assert value_of(generation, "gen_ai.usage.output_tokens") == 5
-    for name in expected[5:]:
-        assert value_of(by_name[name], "molink.hop.steps") == 5
+    steps = {value_of(by_name[name], "molink.hop.steps") for name in expected[5:]}
+    assert steps <= {1, 2, 3, 4, 5}  # guessed tokens come together
+    assert len(steps) == 1
     assert not re.search("error", " ".join(str(span.status) for span in traced))

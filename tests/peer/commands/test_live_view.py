@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from molink.peer.commands.live_view import LiveView, PeerLook, rows
-from molink.peer.device.temperature import highest_celsius
+from molink.peer.device.temperature import processor_c
 
 INVITATION = "molink-peer join --initial-peers /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW"
 STATUS: dict[str, object] = {
@@ -82,16 +82,16 @@ def test_it_is_drawn_below_what_is_printed_and_goes_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sensors", "celsius"),
+    ("temperatures_c", "processors_c"),
     [
-        ({"coretemp": [50.0, 61.0], "acpitz": [90.0]}, 61.0),
-        ({"acpitz": [40.0]}, 40.0),
-        ({"coretemp": [-273.2, 0.0], "k10temp": [55.0]}, 55.0),
-        ({"nvme": [70.0]}, None),
+        ({"coretemp": 61.0, "acpitz": 90.0}, 61.0),
+        ({"acpitz": 40.0}, 40.0),
+        ({"coretemp": -273.2, "k10temp": 55.0}, 55.0),
+        ({"nvme": 70.0}, None),
         ({}, None),
     ],
 )
-def test_the_processors_temperature_is_the_highest_of_the_best_sensors(
-    sensors: dict[str, list[float]], celsius: float | None
+def test_the_processors_temperature_is_that_of_the_best_sensor(
+    temperatures_c: dict[str, float], processors_c: float | None
 ) -> None:
-    assert highest_celsius(sensors) == celsius
+    assert processor_c(temperatures_c) == processors_c
