@@ -42,7 +42,7 @@ def test_the_bundled_model_needs_no_download_and_can_be_described() -> None:
     spec = describe(folder, name="molink/tiny-shakespeare")
     tokenizer = Tokenizer.from_folder(folder)
 
-    assert list(BUNDLED) == ["molink/tiny-shakespeare"]
+    assert list(BUNDLED) == ["molink/tiny-shakespeare", "molink/tiny-shakespeare-draft"]
     assert spec.layers == 12
     assert spec.vocabulary_size == tokenizer.vocabulary_size
     assert tokenizer.decode(tokenizer.encode("ROMEO: Speak!")) == "ROMEO: Speak!"
@@ -56,7 +56,7 @@ def test_a_bundled_model_is_known_by_its_contents(name: str, tmp_path: Path) -> 
     folder = resolve(name)
     require_identity(name, folder, read_manifest(folder).content_hash, [])
     copy = copy_of(folder, tmp_path / "copy")
-    alter_a_weight(copy, "model.layers.3.mlp.up_proj.weight")
+    alter_a_weight(copy, "model.layers.0.mlp.up_proj.weight")
     with pytest.raises(
         StoreError, match=f"{copy} differs from {name} as it was released.*Install MoLink again"
     ):
