@@ -45,7 +45,7 @@ check: setup
 # first, so that no core is left alone with it. Decisions have a process of their own, in which no thread of a peer runs
 # beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j3 test-e2e test-attacks test-units test-shards test-discovery test-decisions check
+	@$(MAKE) --no-print-directory -k -j3 test-e2e test-attacks test-units test-discovery test-shards test-decisions check
 
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate

@@ -5,12 +5,13 @@ import re
 import secrets
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from molink.client.gateway.accounts.api_keys import KeyScope
-from molink.client.gateway.accounts.errors import KeyRefused, NotPermitted
+from molink.client.gateway.accounts.errors import AccountsUnavailable, KeyRefused, NotPermitted
 from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller, Gatekeeper
 from molink.client.gateway.connections import BODY_WITHIN_S
 from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
@@ -19,6 +20,8 @@ from molink.client.gateway.telemetry.metrics import Metrics
 from molink.client.gateway.telemetry.request_traces import log_request
 
 MAX_BODY_BYTES: Final = 2**20
+DRAINED_BYTES: Final = 2**16
+DRAINS_WITHIN_S: Final = 0.5
 UNFINISHED_BYTES: Final = 2**26
 """Of all bodies together that have not come to their end."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
@@ -91,8 +94,14 @@ class RequestMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | ApiError | None = _fault_of(scope, self._allowed_hosts)
-        if body is None:
-            scope["state"]["caller"] = await self._caller(scope)
+        if body is not None:
+            await _drain(receive)
+        else:
+            try:
+                scope["state"]["caller"] = await self._caller(scope)
+            except (KeyRefused, NotPermitted, AccountsUnavailable):
+                await _drain(receive)
+                raise
             try:
                 async with asyncio.timeout(BODY_WITHIN_S):
                     body = await self._read(scope, receive)
@@ -163,6 +172,19 @@ class RequestMiddleware:
         finally:
             if held:
                 self._unfinished.give(user, held)
+
+
+async def _drain(receive: Receive) -> None:
+    """Reads what has come of a refused request's body, as far as that is little and soon there: on a connection that is
+    closed with something unread in it, the answer may be lost."""
+    left = DRAINED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAINS_WITHIN_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def _request_id(scope: Scope) -> bytes:

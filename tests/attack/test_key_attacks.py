@@ -1,5 +1,6 @@
 """People without a key, and people with one, who want more of a gateway than they may have."""
 
+import json
 import logging
 import socket
 import time
@@ -123,6 +124,21 @@ def test_no_path_goes_round_the_key(path: str, http: httpx.Client) -> None:
     with socket.create_connection((http.base_url.host, http.base_url.port or 0), DEADLINE_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         assert connection.recv(2**12).split()[1] == b"401"
+
+
+def test_who_is_refused_hears_why_although_his_body_comes_late(http: httpx.Client) -> None:
+    body = json.dumps(TEXT | {"prompt": "a" * 60_000}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    for _ in range(100):
+        with socket.create_connection((http.base_url.host, http.base_url.port or 80), DEADLINE_S) as asker:
+            asker.sendall(head)
+            asker.sendall(body)
+            answer = b"".join(iter(lambda asker=asker: asker.recv(65536), b""))  # type: ignore[misc]
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert answer.endswith(b"}")
 
 
 def test_keys_are_in_no_log_no_metric_and_no_file(

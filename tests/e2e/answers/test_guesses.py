@@ -30,7 +30,8 @@ async def test_tokens_and_log_probabilities_are_those_without_guesses(
             [one.logprob for one in off.logprobs], abs=1e-4
         )
         assert (off.trips, off.guessed_tokens, off.accepted_tokens) == (NEW_TOKENS, 0, 0)
-        assert 0 < on.accepted_tokens < on.guessed_tokens
+        # whether a wrong guess travels is decided by times; that refused ones change nothing is tested at the peers
+        assert 0 < on.accepted_tokens <= on.guessed_tokens
         assert on.trips + on.accepted_tokens == NEW_TOKENS
 
 
