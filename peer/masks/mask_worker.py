@@ -124,11 +124,7 @@ class MaskWorker:
         """Has all orders answered, by as many processes as that takes; after the last answer the process stays."""
         try:
             while True:
-                failure = await self._serve()
-                failed = [self._orders.popleft()] if self._is_ready and self._orders else [*self._orders]
-                if not self._is_ready:
-                    self._orders.clear()
-                self._is_ready = False
+                failure, failed = await self._serve()
                 for order in failed:
                     order.done(GrammarFailed(failure))
                 if not self._orders:
@@ -136,8 +132,8 @@ class MaskWorker:
         finally:
             self._running = None
 
-    async def _serve(self) -> str:
-        """One process, from its start to its end; returns why it ended."""
+    async def _serve(self) -> tuple[str, list[MaskOrder]]:
+        """One process, from its start to its end; returns why it ended, and the orders that fail by that."""
         arguments = (sys.executable, "-m", "molink.peer.masks")
         pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         try:
@@ -145,19 +141,31 @@ class MaskWorker:
                 *arguments, stdin=pipe, stdout=pipe, stderr=nowhere
             )
         except OSError as error:
-            return f"no process could be started to follow grammars: {error}"
+            return f"no process could be started to follow grammars: {error}", self._give_up()
         self._process, self._current = process, next(self._processes)
         try:
-            return await self._converse(process)
+            failure = await self._converse(process)
         except (asyncio.IncompleteReadError, ConnectionError):
-            return "the grammar is more than can be followed: it broke the process that tried"
+            failure = "the grammar is more than can be followed: it broke the process that tried"
         except TimeoutError:
-            return f"the grammar is more than can be followed: a mask took longer than {ANSWER_WITHIN_S:g} s"
+            failure = (
+                f"the grammar is more than can be followed: a mask took longer than {ANSWER_WITHIN_S:g} s"
+            )
         finally:
-            self._process = self._patience = None
+            failed = self._give_up()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        return failure, failed
+
+    def _give_up(self) -> list[MaskOrder]:
+        """The process has ended: the order that it was at fails, or all if it never was ready. What is ordered from now
+        on waits for the next process."""
+        failed = [self._orders.popleft()] if self._is_ready and self._orders else [*self._orders]
+        if not self._is_ready:
+            self._orders.clear()
+        self._process, self._patience, self._is_ready = None, None, False
+        return failed
 
     async def _converse(self, process: asyncio.subprocess.Process) -> str:
         model, answers = self._model, process.stdout
