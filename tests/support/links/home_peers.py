@@ -25,7 +25,7 @@ async def main():
         while line := await asyncio.to_thread(sys.stdin.readline):
             prompt, tokens = json.loads(line)
             params = SamplingParams(max_new_tokens=tokens, temperature=0.0)
-            async for piece in swarm.stream_events(prompt, params=params, timeout_s=60):
+            async for piece in swarm.stream_events(prompt, params=params, timeout_s=60, speculation="off"):
                 whole = piece.generation
                 hops = [hop.peer_id for hop in whole.circuit.hops] if whole else None
                 print(json.dumps([time.monotonic(), piece.token_ids, hops]), flush=True)
