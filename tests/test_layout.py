@@ -30,6 +30,7 @@ SMALL_FOR_A_REASON = {
     "peer/scheduling/prompt_order.py": "one rule, with its source",
     "routing/placement/neighbourhood.py": "one rule, with its source",
     "public/lazy_names.py": "one rule that two packages share",
+    "public/sizes.py": "one rule that two packages share",
     "shards/backoff.py": "a value that all worlds share",
     "shards/device/garbage.py": "a peer calls it before torch is there",
     "shards/batching/ways.py": "a value that ranks, profiles and engines share",

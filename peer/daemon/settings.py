@@ -29,12 +29,12 @@ from molink.dht.identity.addresses import require_host, require_listen_host
 from molink.dht.identity.identity import public_key_of
 from molink.options import Configuration
 from molink.peer.host_policy.rules import HostPolicy, parse_quiet_hours
-from molink.peer.memory.memory import parse_bytes
 from molink.peer.scheduling.in_flight_rules import Rule, rule_named
 from molink.peer.wire.transmission.policies import POLICIES
 from molink.shards.errors import QuantizationUnavailable
 from molink.shards.spec import Span
 from molink.shards.store.blobs import default_store_folder
+from molink.sizes import parse_bytes
 
 __all__ = [
     "JoinSettings",

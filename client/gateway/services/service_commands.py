@@ -9,6 +9,7 @@ import typer
 from molink import commands
 from molink.client.gateway.key_commands import duration_s
 from molink.commands import EXIT_USAGE, CommandFailed, example, plain, tell, with_logging
+from molink.sizes import parse_bytes
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 GatewayUrl = Annotated[
@@ -240,13 +241,10 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def _bytes(text: str) -> int:
-    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-    lowered = text.strip().lower()
-    unit = next((one for one in sorted(units, key=len, reverse=True) if lowered.endswith(one)), "")
     try:
-        return round(float(lowered.removesuffix(unit)) * units.get(unit, 1))
-    except (ValueError, OverflowError):
-        raise CommandFailed(f"--memory takes a size such as 16GB, not {plain(text)!r}", EXIT_USAGE) from None
+        return parse_bytes(text)
+    except ValueError as error:
+        raise CommandFailed(f"--memory: {plain(str(error))}", EXIT_USAGE) from error
 
 
 def path_part(name: str) -> str:

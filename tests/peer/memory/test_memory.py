@@ -16,7 +16,6 @@ from molink.peer.memory.memory import (
     format_bytes,
     gpu_reserve_bytes,
     most_kv_bytes,
-    parse_bytes,
     plan_memory,
     spare_pool_bytes,
     workspace_bytes,
@@ -24,6 +23,7 @@ from molink.peer.memory.memory import (
 from molink.shards.attention import attention
 from molink.shards.batching.decode import BATCH_SIZES
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
+from molink.sizes import parse_bytes
 
 
 def make_spec(layers: int = 4, layer_bytes: int = 50_000_000, quantization: str = "none") -> ModelSpec:

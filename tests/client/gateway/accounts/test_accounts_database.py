@@ -5,13 +5,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from support.gateways.postgresql_server import fresh_database, postgresql_server
 
 from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope
 from molink.client.gateway.accounts.database import FILE_NAME, Database, opened_database
@@ -35,20 +34,6 @@ DEADLINE_S = 60.0
 USE = frozenset({KeyScope.USE})
 LIMITS = KeyLimits(requests_per_minute=7, tokens_per_day=2**40, streams=3, models=("a/b", "c'; --"))
 HOSTILE = "'; DROP TABLE api_keys; -- \" \\ %s :name \u202e {}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'accounts.db'}"
-    return fresh_database(request.getfixturevalue("server"))
 
 
 @asynccontextmanager

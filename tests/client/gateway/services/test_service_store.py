@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
-from support.gateways.postgresql_server import fresh_database, postgresql_server
 
 from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope
 from molink.client.gateway.accounts.database import Database, opened_database
@@ -38,20 +37,6 @@ ASKED = ServiceSpecification(
     regions=("DE", "\u202e"),
     parameters={"temperature": 0.5, "stop": ['"', "\\"]},
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'services.db'}"
-    return fresh_database(request.getfixturevalue("server"))
 
 
 @asynccontextmanager
