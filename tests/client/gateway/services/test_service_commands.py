@@ -46,7 +46,7 @@ def document(done: tuple[int, str, str]) -> dict[str, Any]:
 def test_a_service_is_deployed_seen_given_a_key_and_deleted(run: Run, swarm: FakeSwarm) -> None:
     code, out, _ = run(
         "deploy", "poet", "--model", MODEL, "--minimum", "2", "--parameter", "temperature=0.5",
-        "--parameter", 'stop=["."]', "--memory", "0GB",
+        "--parameter", 'stop=["."]', "--memory", "1kB",
     )  # fmt: skip
     assert (code, out, swarm.held.count) == (0, "The service runs.\n", 2)
     status = document(run("status", "poet", "--json"))
@@ -83,7 +83,7 @@ MISTAKES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("deploy", "Poet", "--model", MODEL), 2, "name"),
     (("deploy", "poet", "--model", "nobody/nothing"), 1, "nobody/nothing"),
     (("deploy", "poet", "--model", MODEL, "--parameter", "x"), 2, "NAME=VALUE"),
-    (("deploy", "poet", "--model", MODEL, "--memory", "much"), 2, "16GB"),
+    (("deploy", "poet", "--model", MODEL, "--memory", "much"), 2, "such as 10GB"),
     (("deploy", "poet", "--model", MODEL, "--key", "sk-molink-x"), 1, "not one of this gateway's"),
     (("status", "../../v1/models"), 1, "no such path"),
     (("key", "nobody"), 1, "no service"),
