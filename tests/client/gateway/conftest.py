@@ -20,6 +20,19 @@ def http(swarm: FakeSwarm) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def unasked() -> FakeSwarm:
+    """A swarm that no test of a file asks for anything."""
+    return FakeSwarm()
+
+
+@pytest.fixture(scope="module")
+def refusing(unasked: FakeSwarm) -> Iterator[httpx.Client]:
+    """A gateway over it, for all requests of a file that are refused before a swarm is asked."""
+    with gateway(unasked) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """A PostgreSQL server, where a test needs one."""

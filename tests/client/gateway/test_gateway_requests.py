@@ -85,25 +85,29 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_what_is_no_text_is_refused_by_saying_so(kind: str, http: httpx.Client, swarm: FakeSwarm) -> None:
+def test_what_is_no_text_is_refused_by_saying_so(
+    kind: str, refusing: httpx.Client, unasked: FakeSwarm
+) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:,"}}]
-    answer = http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": parts}]})
+    answer = refusing.post(
+        "/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": parts}]}
+    )
     assert answer.status_code == 400
     error = error_of(answer)
     assert error["param"] == "messages.0.content"
     assert "images, sound and files are not supported" in error["message"]
-    assert swarm.calls == []
+    assert unasked.calls == []
 
 
 @pytest.mark.parametrize(("body", "parameter"), WRONG, ids=lambda value: str(value)[-40:])
 def test_a_wrong_or_unsupported_parameter_is_named(
-    body: dict[str, Any], parameter: str, http: httpx.Client, swarm: FakeSwarm
+    body: dict[str, Any], parameter: str, refusing: httpx.Client, unasked: FakeSwarm
 ) -> None:
-    response = http.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
+    response = refusing.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
 
     said = error_of(response)
     assert (response.status_code, said["type"], said["param"]) == (400, "invalid_request_error", parameter)
-    assert swarm.calls == []
+    assert unasked.calls == []
 
 
 def test_parameters_that_change_nothing_are_ignored(http: httpx.Client) -> None:
@@ -160,13 +164,13 @@ def test_parameters_that_change_nothing_are_ignored(http: httpx.Client) -> None:
     ],
 )
 def test_requests_that_no_route_takes_are_answered_in_the_same_shape(
-    method: str, path: str, options: dict[str, Any], status: int, http: httpx.Client, swarm: FakeSwarm
+    method: str, path: str, options: dict[str, Any], status: int, refusing: httpx.Client, unasked: FakeSwarm
 ) -> None:
-    response = http.request(method, path, **options)
+    response = refusing.request(method, path, **options)
 
     assert response.status_code == status
     assert error_of(response)["type"] == "invalid_request_error"
-    assert swarm.calls == []
+    assert unasked.calls == []
 
 
 def test_the_process_lives_and_is_ready_only_with_a_circuit(http: httpx.Client, swarm: FakeSwarm) -> None:

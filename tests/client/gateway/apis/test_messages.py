@@ -172,14 +172,14 @@ def test_tokens_are_counted_without_generating(client: Anthropic, swarm: FakeSwa
     ids=str,
 )
 def test_what_is_wrong_is_named_in_the_shape_of_the_api(
-    more: dict[str, Any], named: str, http: httpx.Client, swarm: FakeSwarm
+    more: dict[str, Any], named: str, refusing: httpx.Client, unasked: FakeSwarm
 ) -> None:
-    answer = http.post("/v1/messages", json={"model": MODEL, "max_tokens": 9, "messages": ASKED} | more)
+    answer = refusing.post("/v1/messages", json={"model": MODEL, "max_tokens": 9, "messages": ASKED} | more)
     assert answer.status_code == 400
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert named in answer.json()["error"]["message"]
-    assert swarm.calls == []
+    assert unasked.calls == []
 
 
 def test_failures_are_the_clients_own_errors(client: Anthropic, swarm: FakeSwarm) -> None:

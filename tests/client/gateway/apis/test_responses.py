@@ -159,12 +159,12 @@ def test_a_conversation_of_items_becomes_one_of_messages(client: OpenAI, swarm: 
     ids=str,
 )
 def test_what_is_not_there_is_refused_by_name(
-    more: dict[str, Any], parameter: str, http: httpx.Client, swarm: FakeSwarm
+    more: dict[str, Any], parameter: str, refusing: httpx.Client, unasked: FakeSwarm
 ) -> None:
-    answer = http.post("/v1/responses", json={"model": MODEL, "input": "Speak!"} | more)
+    answer = refusing.post("/v1/responses", json={"model": MODEL, "input": "Speak!"} | more)
     assert answer.status_code == 400, answer.text
     assert str(error_of(answer)["param"]).startswith(parameter)
-    assert swarm.calls == []
+    assert unasked.calls == []
 
 
 def test_what_is_not_kept_may_be_asked_not_to_be_kept(http: httpx.Client) -> None:

@@ -34,9 +34,9 @@ def test_a_text_and_a_chat_become_tokens(http: httpx.Client) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_question_is_answered_by_the_parameters_name(
-    path: str, body: dict[str, Any], parameter: str, http: httpx.Client
+    path: str, body: dict[str, Any], parameter: str, refusing: httpx.Client
 ) -> None:
-    answer = http.post(path, json=body)
+    answer = refusing.post(path, json=body)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == parameter
 
