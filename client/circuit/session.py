@@ -108,6 +108,8 @@ class ClientSession:
             self._moves.stop()
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
+            if not self._speculation.prediction:
+                self._circuit_builder.route_selector.record_trips(self._template, self.log)
             self._release()
             self.standbys.release()
 
@@ -217,7 +219,7 @@ class ClientSession:
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
             token_s = self._circuits.token_s(
-                self._predicted_first_s(circuit.route), circuit.route.tpot_ms / 1000
+                self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
             )
             fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             if not self._events.empty():
@@ -235,7 +237,7 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
-        first_s, next_s = self._predicted_first_s(route), route.tpot_ms / 1000
+        first_s, next_s = self._predicted_first_s(route), route.trip_ms / 1000
         return self._circuits.patience_s(first_s, next_s), self._circuits.ask_after_s(next_s, asked)
 
     def _predicted_first_s(self, route: Route) -> float:

@@ -205,6 +205,7 @@ class Bootstrap:
                 settings.options.roles == "pairs",
                 settings.options.region or "",
                 (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
+                () if self._guesses is None else self._guesses.announced,
             ),
         )
         facts = await reach.settled(base)
@@ -282,8 +283,9 @@ class Bootstrap:
         )
 
     def _handling(self, service: LinkHandler) -> LinkHandler:
-        operators = self._settings.options.operator or ()
-        return PunchingHandler(OperatorOrders(service, operators, self._commanded))
+        return PunchingHandler(
+            OperatorOrders(service, self._settings.options.operator or (), self._commanded)
+        )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's

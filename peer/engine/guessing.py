@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
+from molink.dht.records.records import AnnouncedDraft
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
@@ -74,10 +75,18 @@ class StepGuesser:
 class HeadGuesses:
     """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
 
-    def __init__(self, *, tables: bool, draft: DraftModel | None = None, fixed: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tables: bool,
+        draft: DraftModel | None = None,
+        fixed: int | None = None,
+        announced: tuple[AnnouncedDraft, ...] = (),
+    ) -> None:
         """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
         itself. `draft` guesses too, for DRAFTED_SESSIONS at a time. `fixed`: always so many travel, to compare with;
-        None: as many as pay."""
+        None: as many as pay. `announced`: what the peer says of all that."""
+        self.announced = announced
         self._draft = draft
         self._drafted: set[ServedSession] = set()
         self._fixed = fixed
