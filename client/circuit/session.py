@@ -13,7 +13,7 @@ from dataclasses import replace
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
+from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival, tell_head
 from molink.client.circuit.reserving import HopRefused, Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
 from molink.client.circuit.session_request import (
@@ -356,8 +356,8 @@ class ClientSession:
         """The first token has come over the circuit that the session has gone over to."""
         run.before, circuit = None, run.circuit
         self._moves.record_moved()
-        names = {peer_id: view.facts.name for peer_id, view in circuit.peers.items()}
-        self.log.record_move(circuit.route, names)
+        self.log.record_move(circuit.route, circuit.peers)
+        tell_head(circuit, before, self._tokens, self._speculation)
         self._kept.keep(before.descriptor)
         self._circuit_builder.end_session(before.descriptor)
         self._release_kept(circuit.route.peer_ids)

@@ -82,7 +82,12 @@ def test_a_large_model_is_refused_and_so_is_one_that_is_not_here(files: dict[str
 
 @pytest.mark.parametrize(
     ("option", "names"),
-    [("off", ()), ("lookup", ("lookup",)), ("auto", ("lookup", "tables")), (DRAFT, ("lookup", "tables", DRAFT[7:]))],
+    [
+        ("off", ()),
+        ("lookup", ("lookup",)),
+        ("auto", ("lookup", "tables")),
+        (DRAFT, ("lookup", "tables", DRAFT[7:])),
+    ],
 )
 def test_what_a_peer_guesses_with_is_what_it_announces(
     option: str, names: tuple[str, ...], model: LocalModel
