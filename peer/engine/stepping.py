@@ -309,7 +309,7 @@ class Stepper:
             self._undelivered(effect.peer_id, sessions, "no open link to the head")
 
     def _send_guesses(self, effect: events.SendGuesses[ServedSession, StepPayload]) -> None:
-        self._sender.send_guesses(effect.session, effect.step, effect.payload)
+        self._sender.send_guesses(effect.peer_id, effect.steps)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
         if not self._sender.send_window_update(effect.peer_id, effect.stepped):
