@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import httpx
 import uvicorn
@@ -26,6 +26,7 @@ from molink.client.api.generation import (
 )
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.api.sampling import SpeedHints
 from molink.client.circuit.reserving import Report
 from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
@@ -163,8 +164,8 @@ class FakeSwarm:
     """Of the gateway."""
     trace_ids: list[bytes] = field(default_factory=list)
     """Of the traces that generations were parts of."""
-    predictions: list[str | None] = field(default_factory=list)
-    """Of each generation: what is likely to come."""
+    hints: list[SpeedHints] = field(default_factory=list)
+    """Of each generation: what may make it faster."""
     scopes: list[bytes] = field(default_factory=list)
     """Of each generation: the scope in which it is guessed."""
     guessed_tokens: int = 0
@@ -226,9 +227,9 @@ class FakeSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
-        self.predictions.append(prediction)
+        self.hints.append(hints)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -240,9 +241,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
-        self.predictions.append(prediction)
+        self.hints.append(hints)
         self.tools.append(tuple(tools))
         self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))
