@@ -155,6 +155,10 @@ class FakeSwarm:
     held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
     commanded: dict[str, int] = field(default_factory=dict)
     """Sessions of the peers that take this client's orders."""
+    ordered_models: dict[str, str] = field(default_factory=dict)
+    """What they are to serve next."""
+    not_served: str | None = None
+    """Why none of them can serve that."""
     orders: list[tuple[str, str]] = field(default_factory=list)
     """To which peer, and what."""
     order_error: SwarmError | None = None
@@ -195,8 +199,9 @@ class FakeSwarm:
             missing_bytes=4096 if lacks else 0, reason="memory is short" if lacks else "",
         )  # fmt: skip
 
-    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
-        """Each time that a commanded peer says how it is, one of its sessions has ended."""
+    async def order(self, peer_id: str, action: str, model: str = "") -> dict[str, Any]:
+        """Each time that a commanded peer says how it is, one of its sessions has ended; then it serves what it was
+        ordered."""
         self.orders.append((peer_id, action))
         if self.order_error is not None:
             raise self.order_error
@@ -207,6 +212,12 @@ class FakeSwarm:
             del self.commanded[peer_id]
         elif "drain" in {order for of, order in self.orders if of == peer_id}:
             self.commanded[peer_id] = max(0, sessions - 1)
+        if action == "serve":
+            self.ordered_models[peer_id] = model
+        elif (wanted := self.ordered_models.get(peer_id)) is not None:
+            self.commanded[peer_id] = max(0, sessions - 1)
+            served = {"model": wanted, "serves_next": wanted if sessions else None}
+            return {"sessions": sessions, "not_served": None if sessions else self.not_served, **served}
         return {"sessions": sessions}
 
     def member_addresses(self) -> tuple[str, ...]:
