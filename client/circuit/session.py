@@ -63,6 +63,7 @@ class ClientSession:
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
+        self._stands = asked.stands
         self._kept = KeptLeases[pb.SessionDescriptor](_again=asked.begins_on)
 
     @property
@@ -173,6 +174,7 @@ class ClientSession:
         circuit = await self._circuit_builder.build(
             self._circuits, asked, self._template, len(self._tokens.history), self._kept, self._report
         )
+        await self._stands(PlannedRoute(circuit.route, circuit.peers))
         self.log.record_recovery(len(self._tokens.history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)

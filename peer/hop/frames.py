@@ -8,9 +8,12 @@ that found the link full and the one that the engine had begun by then.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 from molink.peer.hop.session import Credit, DrawnToken, HopStep, Payload, Session
+
+SHORT_PROMPT_TOKENS: Final = 16
+"""What is computed of a prompt whose other blocks are shared, at most: choices of one prompt begin so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,14 +37,15 @@ class OutgoingFrame(Generic[Session, Payload]):
     @property
     def due_s(self) -> float:
         """Of prompts: when they are due; 0 where nobody heeds it."""
-        return self.steps[0].session.prefill.due_s if self.steps[0].prefill else 0.0
+        return min([one.session.prefill.due_s for one in self.steps]) if self.prefill else 0.0
 
 
 def frames_of(
     steps: Sequence[HopStep[Session, Payload]], *, prompts_apart: bool, output: object = None
 ) -> list[OutgoingFrame[Session, Payload]]:
     """A micro-batch's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one
-    frame, and those of prompts in another, or in one for each.
+    frame, and those of prompts in another, or in one for each but for short ones, which the next hop is to compute
+    together as well.
 
     In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
     """
@@ -57,11 +61,25 @@ def frames_of(
     for (peer_id, encoding), parts in ways.items():
         decode = [part for part in parts if not part[0].prefill]
         prefill = [part for part in parts if part[0].prefill]
-        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
+        for together in (decode, *_apart(prefill)) if prompts_apart else (decode, prefill):
             if together:
                 whose, firsts = zip(*together, strict=True)
                 frames.append(OutgoingFrame(peer_id, encoding, whose, firsts, output))
     return frames
+
+
+def _apart(
+    prefill: Sequence[tuple[HopStep[Session, Payload], int]],
+) -> Iterable[list[tuple[HopStep[Session, Payload], int]]]:
+    """Each prompt for itself, so that it can go as it is due; what is short and whole goes in one."""
+    short: list[tuple[HopStep[Session, Payload], int]] = []
+    for part in prefill:
+        one = part[0]
+        if one.step == 0 and one.draws and one.tokens <= SHORT_PROMPT_TOKENS:
+            short.append(part)
+        else:
+            yield [part]
+    yield short
 
 
 def _firsts(steps: Sequence[HopStep[Any, Any]]) -> list[int]:

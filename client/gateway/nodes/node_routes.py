@@ -66,6 +66,14 @@ class DrainRequest(BaseModel):
     model_config = _STRICT
 
 
+class ServeRequest(BaseModel):
+    """POST /admin/v1/nodes/{peer_id}/serve."""
+
+    model_config = _STRICT
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+
+
 def add_nodes(app: FastAPI, admin: NodeAdmin) -> None:
     """Adds the routes of nodes."""
 
@@ -90,6 +98,12 @@ def add_nodes(app: FastAPI, admin: NodeAdmin) -> None:
         """Lets the sessions of a machine go on elsewhere; it takes no new ones."""
         del body
         return {"object": "node", "peer_id": peer_id, "operation": (await admin.drain(peer_id)).describe()}
+
+    @app.post(f"{NODES}/{{peer_id}}/serve", status_code=202)
+    async def serve_model(peer_id: str, body: ServeRequest) -> dict[str, Any]:
+        """Has a machine serve another model: sessions handed over, then loaded anew."""
+        operation = await admin.serve(peer_id, body.model)
+        return {"object": "node", "peer_id": peer_id, "operation": operation.describe()}
 
     @app.delete(f"{NODES}/{{peer_id}}", status_code=202)
     async def exit_node(peer_id: str) -> dict[str, Any]:
