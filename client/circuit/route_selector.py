@@ -8,7 +8,7 @@ from functools import partial
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, credited_tokens
 from molink.client.circuit.quarantine import Quarantine
-from molink.client.circuit.session_request import may_guess, needed_ability
+from molink.client.circuit.session_request import Speculation, may_guess, needed_ability
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
@@ -52,11 +52,13 @@ class RouteSelector:
         """Records the failure of a peer: it counts as less reliable from now on."""
         self._peer_history.record_loss(peer_id)
 
-    def record_trips(self, template: pb.SessionDescriptor, log: SessionLog) -> None:
+    def record_trips(self, template: pb.SessionDescriptor, log: SessionLog, asked: Speculation) -> None:
         """Records what a generation's trips have brought, if it has come to its end over one circuit and may have been
-        guessed: what is measured of that circuit's head."""
+        guessed: what is measured of that circuit's head. What a prediction brought is not the head's."""
         route, trips, tokens = log.route, log.trips.trips - 1, len(log.arrived_s) - 1
-        if route is None or log.epochs != 1 or log.moves or trips < 1 or not may_guess(template, self._spec):
+        if route is None or log.epochs != 1 or log.moves or trips < 1:
+            return
+        if asked.prediction or not may_guess(template, self._spec):
             return
         taken_ms = 1000 * (log.arrived_s[-1] - log.arrived_s[0])
         credited = credited_tokens(trips, tokens, taken_ms, route.trip_ms)

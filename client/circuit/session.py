@@ -109,8 +109,7 @@ class ClientSession:
             self._moves.stop()
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
-            if not self._speculation.prediction:
-                self._circuit_builder.route_selector.record_trips(self._template, self.log)
+            self._circuit_builder.route_selector.record_trips(self._template, self.log, self._speculation)
             self._release()
             self.standbys.release()
 
@@ -220,9 +219,8 @@ class ClientSession:
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            token_s = self._circuits.token_s(
-                self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
-            )
+            first_s, next_s = self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
+            token_s = self._circuits.token_s(first_s, next_s)
             fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             if not self._events.empty():
                 continue
