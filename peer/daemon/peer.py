@@ -89,7 +89,7 @@ class Peer:
                 await self._live(on_ready)
                 settings = self._switch.next_settings(settings)
             except PeerError as error:
-                settings = self._switch.go_back(settings.options.model or "", str(error))
+                settings = self._switch.go_back(self._settings.options.model or "", str(error))
                 if settings is None:
                     raise
                 say(f"{self._switch.reason}; serving {settings.options.model} again")

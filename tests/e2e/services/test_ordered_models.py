@@ -31,7 +31,9 @@ async def answer(http: httpx.AsyncClient, key: str, model: str) -> str:
 async def seen(http: httpx.AsyncClient, peer_id: str) -> None:
     """Returns when the gateway has heard of the peer."""
     async with asyncio.timeout(DEADLINE_S):
-        while (await http.get(f"{NODES}/{peer_id}")).status_code != 200:
+        while True:
+            if (await http.get(f"{NODES}/{peer_id}")).status_code == 200:
+                return
             await asyncio.sleep(0.5)
 
 
