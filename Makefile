@@ -51,8 +51,9 @@ test: setup
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
 SHARDS := tests/shards
+COMPUTED := tests/simnet/emulate tests/simnet/serve/test_speculation.py
 DECISIONS := tests/routing tests/simnet
-DISCOVERY := tests/dht tests/attack tests/client tests/simnet/emulate
+DISCOVERY := tests/dht tests/attack tests/client $(COMPUTED)
 PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
@@ -75,7 +76,7 @@ test-units: setup
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(MEANWHILE) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) --ignore=tests/simnet/emulate 2>&1 | sed -u 's/^/decisions | /'
+	@$(MEANWHILE) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
