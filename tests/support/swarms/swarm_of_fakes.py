@@ -86,7 +86,9 @@ class FakePeer:
         )
         return pb.Response(readiness=readiness), memoryview(b"")
 
-    def post(self, frame: pb.Request | pb.Start | pb.Move) -> bool:
+    def post(self, frame: pb.Request | pb.Start | pb.Move | pb.History, **_: object) -> bool:
+        if isinstance(frame, pb.History):
+            return self.takes
         if isinstance(frame, pb.Move):
             self.moves.append(frame)
             return self.takes
