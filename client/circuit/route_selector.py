@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, credited_tokens
 from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.session_request import Speculation, may_guess, needed_ability
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
@@ -213,6 +214,16 @@ def criteria(avoid: frozenset[str], *, first: bool) -> Criteria:
     return Criteria(avoid=avoid, algorithm=QUICK)
 
 
+@dataclass(frozen=True, slots=True)
+class BetterCircuit:
+    """A circuit that a session is to go over to."""
+
+    planned: PlannedRoute
+    replaced: Mapping[str, tuple[PeerView, CopyForm]]
+    """By the peers of the hops that are to be left, who takes their places at the same spans, and in which form each
+    gets its copy, that of the fewest bytes; empty: its spans are others."""
+
+
 class StandbyChoice:
     """Choice of the peers that keep copies of a circuit's hops, and the links to them."""
 
@@ -244,32 +255,32 @@ class StandbyChoice:
             if choice.peer_id is not None and choice.cost is not None
         }
 
-    async def better(
-        self, route: Route, descriptor: pb.SessionDescriptor
-    ) -> Mapping[str, tuple[PeerView, CopyForm]]:
-        """Returns by whom peers of a session's route should be replaced, each at its own span, because a circuit with
-        them all is really better, and in which form each gets its copy, that of the fewest bytes; nobody, where that
-        circuit has other spans, or has layers to load."""
+    async def better(self, route: Route, descriptor: pb.SessionDescriptor) -> "BetterCircuit | None":
+        """Returns the circuit that a session is to go over to because it is really better; None: there is none, or it
+        has layers to load."""
         views = self._connection.snapshot(self._spec.model_hash)
         avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         try:
             found = await self._selector.better(views, route, descriptor, avoided)
         except NoCircuit:
-            return {}
-        peers = {view.peer_id: view for view in views}
+            return None
+        if found.peer_ids == route.peer_ids or any(hop.cold_spans for hop in found.hops):
+            return None
+        planned = PlannedRoute(found, {view.peer_id: view for view in views})
         if [hop.span for hop in found.hops] != [hop.span for hop in route.hops]:
-            return {}
+            return BetterCircuit(planned, {})
         changed = [
             (now.peer_id, other)
             for now, other in zip(route.hops, found.hops, strict=True)
             if now.peer_id != other.peer_id
         ]
-        if any(hop.cold_spans or hop.peer_id in route.peer_ids for _, hop in changed):
-            return {}
-        return {
-            peer_id: (peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
+        if any(hop.peer_id in route.peer_ids for _, hop in changed):
+            return BetterCircuit(planned, {})
+        replaced = {
+            peer_id: (planned.peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
             for peer_id, hop in changed
         }
+        return BetterCircuit(planned, replaced)
 
     async def link_to(self, view: PeerView) -> Link:
         """Returns the link to a peer.
