@@ -95,14 +95,14 @@ class Circuit:
 
 
 @asynccontextmanager
-async def on_loopback(draft: str, spec: ModelSpec) -> AsyncIterator[SwarmConnection]:
-    """Three peers of which the head guesses so, and a client, on one machine."""
+async def on_loopback(draft: str, spec: ModelSpec) -> AsyncIterator[tuple[SwarmConnection, list[int]]]:
+    """Three peers of which the head guesses so, and a client, on one machine; with the peers' process numbers."""
     async with ForkedSwarm() as swarm:
         for number, span in enumerate(even_spans(spec.layers, PEERS)):
             joined = ["--model", BUNDLED, "--layers", f"{span.start}:{span.stop}", "--draft", draft]
             await swarm.join(f"peer-{number}", *joined, "--partner", "off")
         async with SwarmConnection(swarm.addresses, None) as connection:
-            yield connection
+            yield connection, [peer.process.pid for peer in swarm.peers]
 
 
 @asynccontextmanager
@@ -154,9 +154,9 @@ def judge(table: Table, name: str, turns: Sequence[Turn], bar: float) -> None:
 
 async def crowds(table: Table, spec: ModelSpec, options: argparse.Namespace) -> None:
     """Many sessions at once."""
-    async with on_loopback("auto", spec) as connection:
+    async with on_loopback("auto", spec) as (connection, pids):
         for name, greedy in (("greedy", True), ("temperature 0.8, top_p 0.9", False)):
-            crowd = Crowd(connection, spec, options.turn_s, greedy=greedy)
+            crowd = Crowd(connection, spec, pids, options.turn_s, greedy=greedy)
             if "full" in options.only:
                 where = f"{options.sessions} over loopback, {name}"
                 await measure_full(table, crowd, where, options.sessions, options.rounds)
@@ -164,7 +164,7 @@ async def crowds(table: Table, spec: ModelSpec, options: argparse.Namespace) -> 
                 await measure_beside(table, crowd, f"loopback, {name}", BESIDE, options.rounds)
     if "beside" in options.only:
         async with opened("auto", spec, options) as circuit:
-            crowd = Crowd(circuit.connection, spec, options.turn_s, greedy=False)
+            crowd = Crowd(circuit.connection, spec, (), options.turn_s, greedy=False)
             await measure_beside(table, crowd, "behind lines", BESIDE, options.rounds)
 
 
