@@ -111,7 +111,7 @@ def needed_ability(sampling: pb.Sampling) -> str:
 
 def may_guess(template: pb.SessionDescriptor, spec: ModelSpec) -> bool:
     """Returns whether heads that can may guess the session's tokens, as they decide it themselves."""
-    return template.speculates and not template.sampling.HasField("grammar") and not any(spec.state_bytes)
+    return template.speculates and not any(spec.state_bytes)
 
 
 def further_blocks(history: Sequence[int], template: pb.SessionDescriptor, prefix_key: bytes) -> bytes:

@@ -91,6 +91,7 @@ class FrameSender:
         by_client: dict[Link, list[pb.Token]] = {}
         for token in tokens:
             owner = token[0].owner
+            token[5].ClearField("expected")  # the head's alone
             if owner.closed_because is None:
                 by_client.setdefault(owner, []).append(token[5])
         for owner, messages in by_client.items():

@@ -13,6 +13,14 @@ from molink.peer.scheduling.decode_watch import DecodeBatch
 # -- events
 
 
+@dataclass(slots=True)
+class TokensDrawn(Generic[Session, Payload]):
+    """Event: at the tail, tokens that `BatchComputed` did not have, though their step had been computed: they had to
+    wait."""
+
+    tokens: Sequence[DrawnToken[Session, Payload]]
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOpened(Generic[Session]):
     """Event: a session has a lease at this hop."""
@@ -205,6 +213,7 @@ HopEvent: TypeAlias = (
     | FaultFound[Session]
     | WindowUpdated[Session]
     | DrawsAllowed[Session]
+    | TokensDrawn[Session, Payload]
     | BatchComputed[Session, Payload]
     | SliceComputed[Session, Payload]
     | FramesRefused[Session, Payload]

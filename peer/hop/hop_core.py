@@ -108,6 +108,8 @@ class HopCore(Generic[Session, Payload]):
             self._on_move(event, now_s)
         elif isinstance(event, events.DrawsAllowed):
             self._on_draws_allowed(event, now_s)
+        elif isinstance(event, events.TokensDrawn):
+            self._hand_over(event.tokens, now_s)
         elif isinstance(event, events.FaultFound | events.Undelivered):
             self._on_fault(event)
         elif isinstance(event, events.Woken):
@@ -262,9 +264,7 @@ class HopCore(Generic[Session, Payload]):
             if one.prefill and one.session.is_head:
                 self._add_chunk(one.session, now_s)
         if not through or through[0].session.is_tail:
-            elsewhere, drawn_here = tokens_by_head(event.tokens)
-            self._effects += [events.SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
-            self._advance(drawn_here, now_s)
+            self._hand_over(event.tokens, now_s)
         else:
             self._pump(now_s)
             self._forward(event)
@@ -272,6 +272,12 @@ class HopCore(Generic[Session, Payload]):
         self._effects.append(events.RecordBatch(event.compute_s, len(steps), tokens, work))
 
     # -- steps
+
+    def _hand_over(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
+        """At the tail: tokens go to their heads."""
+        elsewhere, drawn_here = tokens_by_head(drawn)
+        self._effects += [events.SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
+        self._advance(drawn_here, now_s)
 
     def _advance(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""

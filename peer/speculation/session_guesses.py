@@ -13,6 +13,7 @@ from typing import Protocol
 from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.acceptance import (
     DRAFT,
+    GRAMMAR,
     GREEDY,
     LOOKUP,
     PREDICTION,
@@ -22,6 +23,7 @@ from molink.peer.speculation.acceptance import (
     GuessKind,
 )
 from molink.peer.speculation.draft_model import DraftLookup, DraftModel
+from molink.peer.speculation.expected_tokens import ExpectedTokens
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
@@ -129,6 +131,21 @@ class SessionGuesses:
         self.counts = SourceCounts()
         self._all_counts = (self.counts,) if totals is None else (self.counts, totals)
 
+    @classmethod
+    def of_grammar(
+        cls,
+        stages: Sequence[PipelineStage] = (),
+        *,
+        sampled: bool = False,
+        fixed: int | None = None,
+        totals: SourceCounts | None = None,
+    ) -> "SessionGuesses":
+        """Of a session whose tokens are of a grammar: its tail draws behind those guesses alone that it has said to
+        expect, for it knows no other's masks."""
+        made = cls(stages=stages, sampled=sampled, fixed=fixed, totals=totals)
+        made._lookups = {GRAMMAR: ExpectedTokens()}
+        return made
+
     def extend(self, token_ids: Iterable[int]) -> None:
         """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
         learnt."""
@@ -180,6 +197,11 @@ class SessionGuesses:
         self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))
         return tuple(one.token_id for one in found[:count])
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """The tail says that these probably come next, by its grammar."""
+        if isinstance(source := self._lookups.get(GRAMMAR), ExpectedTokens):
+            source.expect(token_ids)
+
     def record(self, guessed: int, accepted: int) -> None:
         """So many of the latest guesses travelled, and the first so many of these were right."""
         for counts in self._all_counts:
@@ -187,7 +209,7 @@ class SessionGuesses:
 
     def _places(self) -> int:
         """How many tokens are guessed for the next trip: guessing takes time, so no more than may travel."""
-        if self._fixed is not None or self._costs is None:
+        if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
             return MOST_GUESSES
         rests = self._idle_trips >= RESTS_AFTER and self._idle_trips % ASKED_EVERY
         return 0 if rests else LEAST_PLACES + 2 * self.begun.guesses

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import psutil
 from bench.tables import Table
 
 from molink.client.circuit.circuit_builder import CircuitBuilder
@@ -40,6 +41,8 @@ class Turn:
     """What came of one turn."""
 
     tokens_per_s: float
+    busy_ms: float
+    """What a token took of processors, at all peers together."""
     gaps_s: tuple[tuple[float, ...], ...]
     """Of each session: between the trips that brought its tokens."""
 
@@ -47,8 +50,18 @@ class Turn:
 class Crowd:
     """Sessions that share a circuit for one turn after another."""
 
-    def __init__(self, connection: SwarmConnection, spec: ModelSpec, turn_s: float, greedy: bool) -> None:
+    def __init__(
+        self,
+        connection: SwarmConnection,
+        spec: ModelSpec,
+        peers: Sequence[int],
+        turn_s: float,
+        *,
+        greedy: bool,
+    ) -> None:
+        """`peers` are the numbers of their processes."""
         self._connection, self._spec, self._turn_s = connection, spec, turn_s
+        self._peers = [psutil.Process(one) for one in peers]
         self._params = SamplingParams(
             max_new_tokens=NEW_TOKENS, ignore_eos=True, **({} if greedy else SAMPLED)
         )
@@ -59,7 +72,9 @@ class Crowd:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         until_s = began_s + WARM_S + self._turn_s
+        busy_s = self._busy_s()
         came = await asyncio.gather(*(self._session(guesses, until_s) for guesses in wanted))
+        busy_s = self._busy_s() - busy_s
         counted = [
             [[at_s for at_s in arrived if began_s + WARM_S <= at_s < until_s] for arrived in texts]
             for texts in came
@@ -69,7 +84,11 @@ class Crowd:
             tuple(two - one for arrived in texts for one, two in pairwise(arrived) if two > one)
             for texts in counted
         ]
-        return Turn(tokens / self._turn_s, tuple(gaps))
+        all_tokens = sum(len(arrived) for texts in came for arrived in texts)
+        return Turn(tokens / self._turn_s, 1000 * busy_s / all_tokens, tuple(gaps))
+
+    def _busy_s(self) -> float:
+        return sum(sum(one.cpu_times()[:2]) for one in self._peers)
 
     async def _session(self, guesses: bool, until_s: float) -> list[list[float]]:
         """When tokens came, text by text. No text's prompt comes twice, nor does one know another's."""
@@ -94,14 +113,20 @@ class Crowd:
 
 
 async def measure_full(table: Table, crowd: Crowd, name: str, sessions: int, rounds: int) -> None:
-    """Tokens a second with guesses over those without."""
-    ratios = []
+    """Tokens a second with guesses over those without. What a token takes of processors says the same where other work
+    shares them, which moves rates by half."""
+    ratios, busy = [], []
     for _ in range(rounds):
         off = await crowd.turn([False] * sessions)
         on = await crowd.turn([True] * sessions)
         ratios.append(on.tokens_per_s / off.tokens_per_s)
-        table.note(f"{name}, a turn", f"{off.tokens_per_s:.1f} and {on.tokens_per_s:.1f} tokens/s")
+        busy.append(on.busy_ms / off.busy_ms)
+        rates = f"{off.tokens_per_s:.1f} and {on.tokens_per_s:.1f} tokens/s"
+        table.note(
+            f"{name}, a turn", f"{rates}, {off.busy_ms:.2f} and {on.busy_ms:.2f} ms of processors a token"
+        )
     ratio = statistics.median(ratios)
+    table.note(f"{name}: processors a token over off", f"{statistics.median(busy):.3f}", ratios=busy)
     table.judge(f"{name}: throughput over off", ratio, "", THROUGHPUT_BAR, least=True, ratios=ratios)
 
 

@@ -113,6 +113,19 @@ def test_where_no_guess_pays_sources_are_asked_at_every_fourth_trip_until_one_do
     assert any(guesses.propose(8) for _ in range(ASKED_EVERY))
 
 
+def test_by_a_grammar_nothing_is_guessed_but_what_the_tail_expects() -> None:
+    guesses = SessionGuesses.of_grammar()
+    guesses.extend([1, 2, 3] * 9)
+    assert guesses.propose(8) == ()
+    guesses.extend([1])
+    guesses.expect([7, 8, 9])
+    assert guesses.propose(2) == (7, 8)
+    guesses.record(2, 1)
+    guesses.extend([7, 2])
+    assert guesses.propose(8) == ()
+    assert (guesses.counts.guessed, guesses.counts.accepted) == ({"grammar": 2}, {"grammar": 1})
+
+
 def test_a_source_that_has_been_wrong_is_passed_over_for_one_that_has_been_right() -> None:
     table = NgramTable()
     generate(SessionGuesses(table), [0], [3, 1, 2, 3, 1, 2, 3, 1, 2] * 4, 0)
