@@ -48,5 +48,5 @@ class ModelSwitch:
         served what was ordered."""
         before, self.before = self.before, None
         if before is not None:
-            self.reason = f"{model} cannot be served: {reason}"
+            self.reason = f"{model} cannot be served: {reason.rstrip('.')}"
         return before

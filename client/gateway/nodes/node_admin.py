@@ -167,9 +167,8 @@ class NodeAdmin:
         """
         try:
             await self._order(peer_id, "serve", model)
-        except SwarmError as error:
-            if await self._store.find(peer_id) is None:
-                raise _unknown(peer_id, str(error)) from error
+        except SwarmError:
+            await self.status(peer_id)
             raise
         return await self._begun(OperationKind.SERVE, peer_id)
 
@@ -256,7 +255,7 @@ class NodeAdmin:
         """Waits until a node that was ordered another model serves it, or says why not."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + SERVES_WITHIN_S
-        ended, message = OperationState.FAILED, f"It has not come back within {SERVES_WITHIN_S:g} s."
+        ended, message = OperationState.RUNNING, operation.message
         while clock() < until_s:
             told: Mapping[str, Any] = {}
             with suppress(SwarmUnavailable):
@@ -268,8 +267,12 @@ class NodeAdmin:
                 break
             sessions = told.get("sessions", 0)
             step = f"(1) {sessions} sessions are handed over, or end." if told else "(2) It loads the model."
-            await self._operations.tell(operation.id, step, 0.1 if told else 0.5)
+            if step != message:
+                await self._operations.tell(operation.id, step, 0.1 if told else 0.5)
+            message = step
             await asyncio.sleep(LOOKS_EVERY_S)
+        if ended is OperationState.RUNNING:
+            ended, message = OperationState.FAILED, f"It has not come back within {SERVES_WITHIN_S:g} s."
         await self._operations.end(operation.id, ended, message)
 
     async def _order(self, peer_id: str, action: str, model: str = "") -> Mapping[str, Any]:

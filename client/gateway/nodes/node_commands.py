@@ -21,7 +21,7 @@ PeerId = Annotated[str, typer.Argument(metavar="PEER_ID", help="The node, as `no
 
 nodes_app = typer.Typer(
     name="nodes",
-    help="See the machines that take a gateway's orders, drain them, have them exit.",
+    help="See the machines that take a gateway's orders, drain them, have them serve another model or exit.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
