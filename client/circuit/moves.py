@@ -29,6 +29,8 @@ MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 link."""
 MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
+MOST_SUCCESSORS = 2
+"""Of one session that are given up: each computes all of it for nothing."""
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
 GONE_WITHIN_S = 10.0
@@ -143,6 +145,8 @@ class SessionMoves:
         self._elsewhere: PlannedRoute | None = None
         """A better circuit of other spans."""
         self._successor: Successor | None = None
+        self._given_up = 0
+        """Successors, so far."""
         self._failed = 0
         """Attempts in a row."""
         self._moving: asyncio.Task[None] | None = None
@@ -194,8 +198,12 @@ class SessionMoves:
         self._better = found.replaced
         self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
         # what a tail of another session knows of the tokens before would have to be told it beside the running one's
-        may_compute = not self._better and not needs_history(template.sampling)
-        if may_compute and is_worth_computing(self._session, circuit.route, found.planned.route):
+        may_compute = self._given_up < MOST_SUCCESSORS and not needs_history(template.sampling)
+        if (
+            may_compute
+            and not self._better
+            and is_worth_computing(self._session, circuit.route, found.planned.route)
+        ):
             self._elsewhere = found.planned
 
     def wants(self, circuit: ActiveCircuit) -> bool:
@@ -207,9 +215,11 @@ class SessionMoves:
 
     def record_failed(self, refused: HopRefused) -> None:
         """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again."""
-        self._failed += 1
         if self._elsewhere is None:
+            self._failed += 1
             self._standbys.lose(refused.peer_id)
+        else:
+            self._given_up += 1
         self._better, self._elsewhere = {}, None
 
     def record_moved(self) -> None:

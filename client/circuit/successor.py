@@ -27,6 +27,8 @@ WITHIN_S = 20.0
 """A successor that has not come as far by then is given up."""
 WORTH = 2.0
 """The tokens that are to come have to gain so many times what the successor takes to compute those before."""
+MOST_COMPUTING_S = WITHIN_S / 2
+"""A sequence that takes longer is not computed anew: predictions may be wrong by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class MovingSession:
 
 
 def is_worth_computing(session: MovingSession, standing: Route, other: Route) -> bool:
-    """Whether the tokens that are to come gain enough by a route on which those before are computed anew: predictions
-    are for the prompt, and a longer sequence takes longer in proportion."""
+    """Whether the tokens that are to come gain enough by a route on which those before are computed anew in time:
+    predictions are for the prompt, and a longer sequence takes longer in proportion."""
     tokens, template = len(session.tokens.arrived), session.template
     standing_ms = max(standing.tpot_ms, 1000 * session.circuits.measured_s)
     computing_ms = other.ttft_ms * tokens / max(1, template.prompt_tokens)
-    return (standing_ms - other.tpot_ms) * (template.capacity_tokens - tokens) > WORTH * computing_ms
+    gain_ms = (standing_ms - other.tpot_ms) * (template.capacity_tokens - tokens)
+    return WORTH * computing_ms < gain_ms and computing_ms <= 1000 * MOST_COMPUTING_S
 
 
 class Successor:

@@ -11,8 +11,13 @@ from support.links.data_plane import asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import session as session_module
+from molink.client.circuit.circuit_core import CircuitCore
 from molink.client.circuit.connection import FrameSink
+from molink.client.circuit.session_request import SPECULATES
+from molink.client.circuit.successor import MovingSession, is_worth_computing
+from molink.client.epochs.session_tokens import SessionTokens
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing import Route
 from molink.shards.spec import PENALTIES, Span
 
 
@@ -148,6 +153,49 @@ async def test_a_hop_that_leaves_meanwhile_is_left_at_once() -> None:
         run.token(5, 1, finish=pb.STOP)
         assert await soon(got) == [30, 40, 1]
     assert run.session.log.losses == []
+
+
+def moving(history_tokens: int) -> MovingSession:
+    """A session of 100 tokens of prompt and room for 1,000."""
+    template = pb.SessionDescriptor(prompt_tokens=100, capacity_tokens=1000)
+    tokens = SessionTokens(b"", [0] * history_tokens, tell_tails=False)
+    core = CircuitCore()
+    return MovingSession(template, SPECULATES, tokens, core, lambda _: None, lambda *_: False, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("history_tokens", "other", "is_worth"),
+    [
+        (200, (50.0, 1000.0), True),
+        (200, (98.0, 1000.0), False),
+        (900, (50.0, 1000.0), False),
+        (900, (50.0, 250.0), True),
+        (200, (1.0, 5100.0), False),
+        (200, (150.0, 0.0), False),
+    ],
+    ids=["gains", "gains_little", "few_left", "few_left_but_soon", "takes_too_long", "is_worse"],
+)
+def test_a_sequence_is_computed_anew_where_what_comes_gains_twice_that_and_it_is_soon_done(
+    history_tokens: int, other: tuple[float, float], is_worth: bool
+) -> None:
+    standing, found = Route((), 100.0, 0.0, 500.0), Route((), other[0], 0.0, other[1])
+    assert is_worth_computing(moving(history_tokens), standing, found) == is_worth
+
+
+@asynchronous
+async def test_no_session_is_computed_anew_for_nothing_more_than_twice() -> None:
+    async with computing() as (run, got):
+        for times in (1, 2):
+            await until(lambda times=times: len(run.whole.starts) == times)
+            begun = run.whole.starts[-1]
+            run.successor.on_link_closed(run.whole.peer_id, "it was reset")
+            await until(lambda begun=begun: begun.session not in run.connection.sinks)
+        renewed = run.low.renewed
+        await until(lambda: run.low.renewed > renewed + 3)
+        assert len(run.whole.starts) == times
+        run.token(5, 1, finish=pb.STOP)
+        assert await soon(got) == [30, 40, 1]
+    assert (run.session.log.moves, run.session.log.losses) == (0, [])
 
 
 @pytest.mark.parametrize(

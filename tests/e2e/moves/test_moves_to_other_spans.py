@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from support.chaos.losses import know_all, session_of
@@ -17,6 +18,7 @@ from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
+from molink.shards.spec import Span
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
 
@@ -25,28 +27,31 @@ NEW_TOKENS = 300
 LATER_TOKENS = 16
 HEARD_WITHIN_S = 60.0
 CHOOSE = RouteSelector.choose
+THREE = 3
 
 
-async def others(self: StandbyChoice, route: Route, descriptor: pb.SessionDescriptor) -> BetterCircuit:
-    """Whatever circuit a session is on, the peers that are not on it are better."""
+async def joined(self: StandbyChoice, route: Route, descriptor: pb.SessionDescriptor) -> BetterCircuit | None:
+    """Of three hops the last two are better one, at the peer that is on none of them; that circuit is the best."""
+    if len(route.hops) < THREE:
+        return None
     views = self._connection.snapshot(self._spec.model_hash)
     found = await CHOOSE(self._selector, views, descriptor, frozenset(route.peer_ids))
-    return BetterCircuit(PlannedRoute(found, {view.peer_id: view for view in views}), {})
+    hops = (route.hops[0], replace(found.hops[0], span=Span(6, 12)))
+    return BetterCircuit(PlannedRoute(replace(found, hops=hops), {view.peer_id: view for view in views}), {})
 
 
-async def test_a_generation_goes_over_to_a_quicker_circuit_of_other_spans_and_not_back_with_the_same_tokens(
+async def test_a_generation_goes_over_to_a_circuit_of_fewer_hops_one_of_which_is_on_both_with_the_same_tokens(
     anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two peers of half the layers each are slower than the one with all: that never comes as far again."""
     folder = bundled_folder()
     async with ForkedSwarm() as swarm:
         whole = await swarm.join("whole", "--model", BUNDLED, "--layers", "0:12")
-        halves = zip(("low", "high"), ("0:6", "6:12"), strict=True)
+        parts = zip(("low", "middle", "high"), ("0:6", "6:9", "9:12"), strict=True)
         await asyncio.gather(
-            *(swarm.join(name, "--model", BUNDLED, "--layers", span) for name, span in halves)
+            *(swarm.join(name, "--model", BUNDLED, "--layers", span) for name, span in parts)
         )
 
-        async def choose_halves(
+        async def choose_parts(
             self: RouteSelector,
             views: Sequence[PeerView],
             template: pb.SessionDescriptor,
@@ -54,8 +59,8 @@ async def test_a_generation_goes_over_to_a_quicker_circuit_of_other_spans_and_no
         ) -> Route:
             return await CHOOSE(self, views, template, avoid | {whole.peer_id})
 
-        monkeypatch.setattr(RouteSelector, "choose", choose_halves)
-        monkeypatch.setattr(StandbyChoice, "better", others)
+        monkeypatch.setattr(RouteSelector, "choose", choose_parts)
+        monkeypatch.setattr(StandbyChoice, "better", joined)
         monkeypatch.setattr(moves_module, "is_worth_computing", lambda *_: True)
         monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.3)
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses, partners="off") as client:
@@ -75,4 +80,5 @@ async def test_a_generation_goes_over_to_a_quicker_circuit_of_other_spans_and_no
     assert later.token_ids == expected[:LATER_TOKENS]
     assert (generation.epochs, generation.recoveries) == (1, ())
     assert logs[0].moves == 1, "the generation was over before it could go over"
-    assert [hop.peer_id for hop in generation.circuit.hops] == [whole.peer_id]
+    low = next(peer for peer in swarm.peers if peer.name == "low")
+    assert [hop.peer_id for hop in generation.circuit.hops] == [low.peer_id, whole.peer_id]
