@@ -41,10 +41,10 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 
 # All parts at once: each of them waits now and then, real peers for longer than they compute, and another computes
-# meanwhile. So that no core is left alone with one of them at the end, the system shares them by niceness: first what
-# waits most, real peers and those that are attacked, then the two longest, and what only computes takes the time that
-# they leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no torch is loaded.
-# `test-units` runs whatever the other parts leave. Each line says whose it is.
+# meanwhile. So that no core is left alone with one of them at the end, the system shares them by niceness: first real
+# peers and those that are attacked, whose waits are the longest, then the three long parts, and the two short ones take
+# the time that they leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no
+# torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
 	@$(MAKE) --no-print-directory -k -j7 test-e2e test-attacks test-units test-discovery test-shards test-decisions test-check
 
@@ -58,7 +58,7 @@ PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discov
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
 BESIDE := nice -n 5 $(PYTEST)
-MEANWHILE := nice -n 10
+LAST := nice -n 10
 $(PARTS): SHELL := bash
 $(PARTS): .SHELLFLAGS := -o pipefail -c
 
@@ -69,20 +69,20 @@ test-attacks: setup
 	@$(PYTEST) -m 'e2e and $(USUAL)' $(ATTACKED) 2>&1 | sed -u 's/^/attacked  | /'
 
 test-shards: setup
-	@$(MEANWHILE) $(PYTEST) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
 
 test-units: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(foreach part,$(PEERS) $(SHARDS) $(DECISIONS) $(DISCOVERY),--ignore=$(part)) 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(MEANWHILE) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'
+	@$(LAST) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
 
 test-check: setup
-	@$(MEANWHILE) $(MAKE) --no-print-directory check 2>&1 | sed -u 's/^/check     | /'
+	@$(LAST) $(MAKE) --no-print-directory check 2>&1 | sed -u 's/^/check     | /'
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1
