@@ -283,9 +283,8 @@ class Bootstrap:
         )
 
     def _handling(self, service: LinkHandler) -> LinkHandler:
-        return PunchingHandler(
-            OperatorOrders(service, self._settings.options.operator or (), self._commanded)
-        )
+        operators = self._settings.options.operator or ()
+        return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's
@@ -383,9 +382,7 @@ class Bootstrap:
         self._report(f"Loading layers {span}")
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
-            raise PeerError(
-                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
-            )
+            raise PeerError(f"layers {span} do not fit: {answer.detail}. Give more --memory or fewer layers")
         await parts.announcer.announce(facts_too=True)
         await parts.serving.loader.load(span)
 
