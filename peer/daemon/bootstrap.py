@@ -381,9 +381,7 @@ class Bootstrap:
         self._report(f"Loading layers {span}")
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
-            raise PeerError(
-                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
-            )
+            raise PeerError(f"layers {span} do not fit: {answer.detail}. Give more --memory or fewer layers")
         await parts.announcer.announce(facts_too=True)
         await parts.serving.loader.load(span)
 

@@ -1,6 +1,6 @@
 """How sessions live: prefill, decode, losses, the end. The owner of all sessions of a world."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from numpy.random import Generator
 
@@ -125,36 +125,22 @@ class Lifecycle:
             self._context.accounts.stalls_s.append(now_s - record.lost_s)
             record.lost_s = None
         self._decode_on(one, members)
-        self._reload(members)
-        self._guess(one, members)
         self._partnering.first_token(one)
 
     def _decode_on(
-        self, one: SimulatedGeneration, members: list[Member], guessed: GuessedTrips = NOTHING_GUESSED
+        self, one: SimulatedGeneration, members: list[Member], left: Sequence[Member] = ()
     ) -> None:
+        """Its tokens come from these from now on, and from those that it has `left` no more."""
         for at, member in enumerate(members):
             member.decoding[one.number] = at
-        one.progress.guessed = guessed
-        one.progress.own_ms = [
-            own_ms(hop, member.volunteer.facts, self._context.model, one.demand, guessed.rows)
-            for hop, member in zip(one.hops, members, strict=True)
-        ]
-        one.progress.hop_ms = [0.0] * len(one.hops)
-
-    def _guess(self, one: SimulatedGeneration, members: list[Member]) -> None:
-        """Tokens are guessed on the circuit, which the session has begun to decode on."""
-        context, progress = self._context, one.progress
-        left_tokens = progress.new_tokens - int(progress.tokens)
-        if context.speculation is None or left_tokens <= 0:
-            return
-        facts = [member.volunteer.facts for member in members]
-        stages = stages_of(one.hops, facts, context.model, one.demand.tokens / 2)
-        beside = (context.running[number] for number in members[0].decoding if number != one.number)
-        others = [other.progress.guessed for other in beside if other.hops == one.hops]
-        load = load_of(others, progress.trip_ms, stages)
-        guessed = guessed_trips(context.speculation, one.number, left_tokens, stages, load)
-        self._decode_on(one, members, guessed)
-        self._reload(members)
+        for guessed in _guesses(self._context, one, members):
+            one.progress.guessed = guessed
+            one.progress.own_ms = [
+                own_ms(hop, member.volunteer.facts, self._context.model, one.demand, guessed.rows)
+                for hop, member in zip(one.hops, members, strict=True)
+            ]
+            one.progress.hop_ms = [0.0] * len(one.hops)
+            self._reload([*members, *left])
 
     def _went_over(self, one: SimulatedGeneration, before: SimulatedLease) -> None:
         """The next token comes over the circuit that was prepared."""
@@ -166,10 +152,8 @@ class Lifecycle:
         for member in earlier:
             member.decoding.pop(one.number, None)
         members = self._context.members_of(one)
-        self._decode_on(one, members)
         self._release_kept(one, [hop.peer_id for hop in one.hops])
-        self._reload([*members, *(member for member in earlier if member not in members)])
-        self._guess(one, members)
+        self._decode_on(one, members, [member for member in earlier if member not in members])
         self._partnering.gone_over(one)
 
     def _reload(self, members: list[Member]) -> None:
@@ -276,6 +260,24 @@ class Lifecycle:
         self._partnering.release(one)
         self._context.accounts.end(one.ended(outcome, self._context.now_s))
         del self._context.running[one.number]
+
+
+def _guesses(
+    context: SessionContext, one: SimulatedGeneration, members: list[Member]
+) -> Iterator[GuessedTrips]:
+    """What is guessed of a session that begins to decode: nothing as yet, and then as is decided beside the load that
+    there is with it."""
+    yield NOTHING_GUESSED
+    progress = one.progress
+    left_tokens = progress.new_tokens - int(progress.tokens)
+    if context.speculation is None or left_tokens <= 0:
+        return
+    facts = [member.volunteer.facts for member in members]
+    stages = stages_of(one.hops, facts, context.model, one.demand.tokens / 2)
+    beside = (context.running[number] for number in members[0].decoding if number != one.number)
+    others = [other.progress.guessed for other in beside if other.hops == one.hops]
+    load = load_of(others, progress.trip_ms, stages)
+    yield guessed_trips(context.speculation, one.number, left_tokens, stages, load)
 
 
 def _answered_after_s(context: SessionContext, one: SimulatedGeneration, silent: Member) -> list[float]:
