@@ -125,13 +125,11 @@ def check_hints(start: pb.Start, spec: ModelSpec) -> None:
         raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
 
 
-def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
+def why_no_guesses(session: ServedSession) -> str | None:
     """Why no guesses travel with the session's steps; None: they may."""
     plan = session.plan
     if not plan.speculates:
         return WANTS_NONE
-    if any(spec.state_bytes):
-        return "the model's layers keep states, which do not go back"
     for hop in plan.hops:
         if GUESSES not in hop.facts.sampling_abilities:
             return f"{hop.peer_id} takes no guesses: it is of an older version"

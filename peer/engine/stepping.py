@@ -145,7 +145,7 @@ class Stepper:
 
     def _begin_guessing(self, session: ServedSession, start: pb.Start) -> None:
         """The session begins so."""
-        if why_no_guesses(session, self._engine.spec) is None:
+        if why_no_guesses(session) is None:
             source = self._source_of(session, start)
             if source is not None:
                 source.extend(start.token_ids)
@@ -153,7 +153,7 @@ class Stepper:
 
     def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
-        if older.is_head and session.is_head and why_no_guesses(session, self._engine.spec) is None:
+        if older.is_head and session.is_head and why_no_guesses(session) is None:
             session.progress.guesser = older.progress.guesser
 
     # -- planned moves

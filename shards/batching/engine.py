@@ -137,9 +137,18 @@ class Engine:
         return self._growing.limit(limit_bytes)
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
-        """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
+        """What the cache holds beyond so many tokens will be computed again. Where layers keep states, which do not go
+        back, what was accepted of the latest step is computed again now. Raises as `SequenceCache.truncate` and
+        `step`."""
         self._device.enter()
-        self._growing.truncate(cache, tokens)
+        again = cache.inputs_until(tokens)
+        if again is None:
+            self._growing.truncate(cache, tokens)
+            return
+        ids, hidden = again
+        count = tokens - cache.began
+        self._growing.truncate(cache, cache.began)
+        self.step(cache.span, (Rows(cache, count, tuple(ids) or None, 0),), hidden)
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -165,9 +174,11 @@ class Engine:
             return replayed
         tokens = tensors.inputs(ids, hidden, self._stages.facts.dtype), tensors.positions(rows)
         bitwise = not self._unfinished and route[0].exact
+        given = hidden
         hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
+        _keep_inputs(rows, given)
         return result
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -280,6 +291,17 @@ class Engine:
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
+
+
+def _keep_inputs(rows: Sequence[Rows], hidden: Tensor | None) -> None:
+    """A step with guesses is over, of `hidden` states where it does not start the model: caches that cannot go back by
+    themselves keep what they were computed from."""
+    first = 0
+    for row in rows:
+        stop = first + row.count
+        if row.guesses:
+            row.cache.keep_inputs(row.token_ids or (), None if hidden is None else hidden[first:stop])
+        first = stop
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

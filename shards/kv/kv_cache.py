@@ -35,6 +35,7 @@ class SequenceCache:
     __slots__ = (
         "__weakref__",
         "_guesses",
+        "_inputs",
         "_names",
         "_order",
         "_pool",
@@ -73,6 +74,9 @@ class SequenceCache:
         """So many of its tokens are the sequence's, whatever follows; those behind were guesses of its latest step."""
         self._guesses = 0
         """Of the step that is under way."""
+        self._inputs: tuple[Sequence[int], Tensor | None] | None = None
+        """Of its latest step, if that had guesses, where layers keep states: what of it is accepted is computed again
+        from the states before."""
         self.reserved = reserved
         """Whether all blocks that it may need are its own already; else it takes them as it grows."""
         self.closed = False
@@ -127,7 +131,8 @@ class SequenceCache:
     def least_length(self) -> int:
         """`truncate` can go back to so many tokens and to any more; it can always begin anew."""
         if self._state is not None:
-            return self.began if self.length - self.began == 1 else self.length
+            keeps = self.length - self.began == 1 or self._inputs is not None
+            return self.began if keeps else self.length
         return max(table.least_length for table in self._tables)
 
     def index_slot(self, layer: int) -> int:
@@ -173,7 +178,21 @@ class SequenceCache:
 
     def begin_step(self, guesses: int = 0) -> None:
         """A step begins here, in one piece or several; so many of its tokens, the last ones, are guesses."""
-        self.began, self._guesses = self.length, guesses
+        self.began, self._guesses, self._inputs = self.length, guesses, None
+
+    def keep_inputs(self, ids: Sequence[int], hidden: Tensor | None) -> None:
+        """What the latest step was made of, for `inputs_until`: token ids, or [tokens, hidden_size]. Where layers keep
+        no states, or there were no guesses, nobody will ask."""
+        if self._state is not None and self._guesses:
+            self._inputs = ids, hidden
+
+    def inputs_until(self, length: int) -> tuple[Sequence[int], Tensor | None] | None:
+        """What is to be computed again from where the latest step began, if the cache is to go back to that length;
+        None: it goes back by itself, or not at all."""
+        if self._inputs is None or not self.began < length < self.length:
+            return None
+        (ids, hidden), count = self._inputs, length - self.began
+        return ids[:count], None if hidden is None else hidden[:count]
 
     def place_of(self, layer: int) -> tuple[int, int]:
         """The number of the layer's table, and which of the table's layers it is."""
