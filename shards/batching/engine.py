@@ -7,6 +7,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from molink.shards.batching.accepted_rows import AcceptedRows
 from molink.shards.batching.decode import Decoding, PagedSpan
 from molink.shards.batching.growing_caches import GrowingCaches
 from molink.shards.batching.held_stages import HeldStages, LateLibrary
@@ -59,6 +60,7 @@ class Engine:
         """The compiled library (decision 0028), where it comes when steps are made without it already."""
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
+        self._accepted = AcceptedRows()
         self.paged = PagedSpans(self._open_paged)
         """Which way decode steps go on each span."""
 
@@ -141,14 +143,11 @@ class Engine:
         back, what was accepted of the latest step is computed again now. Raises as `SequenceCache.truncate` and
         `step`."""
         self._device.enter()
-        again = cache.inputs_until(tokens)
-        if again is None:
-            self._growing.truncate(cache, tokens)
-            return
-        ids, hidden = again
-        count = tokens - cache.began
-        self._growing.truncate(cache, cache.began)
-        self.step(cache.span, (Rows(cache, count, tuple(ids) or None, 0),), hidden)
+        again = self._accepted.until(cache, tokens)
+        self._growing.truncate(cache, tokens if again is None else cache.began)
+        if again is not None:
+            row, hidden = again
+            self.step(cache.span, (row,), hidden)
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -178,7 +177,7 @@ class Engine:
         hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
-        _keep_inputs(rows, given)
+        self._accepted.keep(rows, given)
         return result
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -291,17 +290,6 @@ class Engine:
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
-
-
-def _keep_inputs(rows: Sequence[Rows], hidden: Tensor | None) -> None:
-    """A step with guesses is over, of `hidden` states where it does not start the model: caches that cannot go back by
-    themselves keep what they were computed from."""
-    first = 0
-    for row in rows:
-        stop = first + row.count
-        if row.guesses:
-            row.cache.keep_inputs(row.token_ids or (), None if hidden is None else hidden[first:stop])
-        first = stop
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

@@ -35,7 +35,6 @@ class SequenceCache:
     __slots__ = (
         "__weakref__",
         "_guesses",
-        "_inputs",
         "_names",
         "_order",
         "_pool",
@@ -74,9 +73,6 @@ class SequenceCache:
         """So many of its tokens are the sequence's, whatever follows; those behind were guesses of its latest step."""
         self._guesses = 0
         """Of the step that is under way."""
-        self._inputs: tuple[Sequence[int], Tensor | None] | None = None
-        """Of its latest step, if that had guesses, where layers keep states: what of it is accepted is computed again
-        from the states before."""
         self.reserved = reserved
         """Whether all blocks that it may need are its own already; else it takes them as it grows."""
         self.closed = False
@@ -129,10 +125,11 @@ class SequenceCache:
 
     @property
     def least_length(self) -> int:
-        """`truncate` can go back to so many tokens and to any more; it can always begin anew."""
+        """It can go back to so many tokens and to any more, and always begin anew: by `truncate`, or behind a step with
+        guesses and states by its engine's `begin_behind`."""
         if self._state is not None:
-            keeps = self.length - self.began == 1 or self._inputs is not None
-            return self.began if keeps else self.length
+            goes_back = self.length - self.began == 1 or self.certain_tokens < self.length
+            return self.began if goes_back else self.length
         return max(table.least_length for table in self._tables)
 
     def index_slot(self, layer: int) -> int:
@@ -178,21 +175,7 @@ class SequenceCache:
 
     def begin_step(self, guesses: int = 0) -> None:
         """A step begins here, in one piece or several; so many of its tokens, the last ones, are guesses."""
-        self.began, self._guesses, self._inputs = self.length, guesses, None
-
-    def keep_inputs(self, ids: Sequence[int], hidden: Tensor | None) -> None:
-        """What the latest step was made of, for `inputs_until`: token ids, or [tokens, hidden_size]. Where layers keep
-        no states, or there were no guesses, nobody will ask."""
-        if self._state is not None and self._guesses:
-            self._inputs = ids, hidden
-
-    def inputs_until(self, length: int) -> tuple[Sequence[int], Tensor | None] | None:
-        """What is to be computed again from where the latest step began, if the cache is to go back to that length;
-        None: it goes back by itself, or not at all."""
-        if self._inputs is None or not self.began < length < self.length:
-            return None
-        (ids, hidden), count = self._inputs, length - self.began
-        return ids[:count], None if hidden is None else hidden[:count]
+        self.began, self._guesses = self.length, guesses
 
     def place_of(self, layer: int) -> tuple[int, int]:
         """The number of the layer's table, and which of the table's layers it is."""
@@ -238,7 +221,7 @@ class SequenceCache:
         if self._stored is not None:
             self._resume(self.length)
         goes_back = self._state is not None and self.began == length < self.length
-        if 0 < length < self.least_length and not goes_back:
+        if 0 < length < (self.least_length if self._state is None else self.length) and not goes_back:
             what = "a sliding window has passed" if self._state is None else "states have left behind"
             raise ValueError(f"cannot truncate to {length}: {what} what came before")
         if self._state is not None and goes_back:
