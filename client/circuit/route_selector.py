@@ -8,7 +8,7 @@ from functools import partial
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, credited_tokens
 from molink.client.circuit.quarantine import Quarantine
-from molink.client.circuit.session_request import Speculation, may_guess, needed_ability
+from molink.client.circuit.session_request import Speculation, needed_ability
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
@@ -59,7 +59,7 @@ class RouteSelector:
         route, trips, tokens = log.route, log.trips.trips - 1, len(log.arrived_s) - 1
         if route is None or log.epochs != 1 or log.moves or trips < 1:
             return
-        if asked.prediction or not may_guess(template, self._spec):
+        if asked.prediction or not template.speculates:
             return
         taken_ms = 1000 * (log.arrived_s[-1] - log.arrived_s[0])
         credited = credited_tokens(trips, tokens, taken_ms, route.trip_ms)
@@ -96,7 +96,7 @@ class RouteSelector:
         )
         tokens = template.capacity_tokens
         prompt_tokens = min(template.prompt_tokens, tokens)
-        guesses = may_guess(template, self._spec)
+        guesses = template.speculates
         key = (ability, guesses, tokens.bit_length(), prompt_tokens.bit_length())
         try:
             standing, self._shortlist = await asyncio.to_thread(
@@ -154,7 +154,7 @@ class RouteSelector:
                 criteria=replace(
                     criteria(avoid, first=False),
                     activation_codec=descriptor.activation_codec,
-                    guesses=may_guess(descriptor, self._spec),
+                    guesses=descriptor.speculates,
                 ),
             )
         )

@@ -109,11 +109,6 @@ def needed_ability(sampling: pb.Sampling) -> str:
     return PENALTIES if needs_history(sampling) or sampling.min_p or sampling.min_tokens else ""
 
 
-def may_guess(template: pb.SessionDescriptor, spec: ModelSpec) -> bool:
-    """Returns whether heads that can may guess the session's tokens, as they decide it themselves."""
-    return template.speculates and not any(spec.state_bytes)
-
-
 def further_blocks(history: Sequence[int], template: pb.SessionDescriptor, prefix_key: bytes) -> bytes:
     """Returns the names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a
     chat begins with them."""

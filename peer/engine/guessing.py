@@ -110,13 +110,13 @@ class SessionGuessing:
 
     def keep(self, older: ServedSession, session: ServedSession) -> None:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
-        if older.is_head and session.is_head and why_no_guesses(session, self._spec) is None:
+        if older.is_head and session.is_head and why_no_guesses(session) is None:
             session.progress.guesser = older.progress.guesser
 
     def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
         """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
         is kept until the client tells what came before."""
-        if session.progress.guesser is None and why_no_guesses(session, self._spec) is None:
+        if session.progress.guesser is None and why_no_guesses(session) is None:
             session.progress.guesser = AwaitedSequence(position, token_id)
 
     def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
@@ -141,7 +141,7 @@ class SessionGuessing:
             self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
 
     def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
-        if why_no_guesses(session, self._spec) is not None:
+        if why_no_guesses(session) is not None:
             return
         source = self.source_of(session, hints)
         if source is not None:
@@ -207,13 +207,11 @@ def check_hints(start: pb.Start, spec: ModelSpec) -> None:
         raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
 
 
-def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
+def why_no_guesses(session: ServedSession) -> str | None:
     """Why no guesses travel with the session's steps; None: they may."""
     plan = session.plan
     if not plan.speculates:
         return WANTS_NONE
-    if any(spec.state_bytes):
-        return "the model's layers keep states, which do not go back"
     for hop in plan.hops:
         if GUESSES not in hop.facts.sampling_abilities:
             return f"{hop.peer_id} takes no guesses: it is of an older version"

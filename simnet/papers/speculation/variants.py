@@ -19,7 +19,7 @@ from molink.peer.speculation.guess_count import CircuitCosts
 from molink.peer.speculation.ngram_tables import NgramTable
 from molink.peer.speculation.session_guesses import LEAST_CHANCE, MOST_GUESSES, SessionGuesses
 from molink.routing.cost.pipeline import PipelineStage
-from molink.simnet.papers.speculation.branches import Branches, Branch
+from molink.simnet.papers.speculation.branches import Branch, Branches
 
 MOST_STEPS = 6
 """On their way at once."""
@@ -115,7 +115,7 @@ def steps_ahead_ms(session: Session) -> float:
             else:
                 rows = extended(MOST_GUESSES)
             if rows:
-                free_ms = now_ms + costs.pace_ms([rows])
+                free_ms = now_ms + costs.pace_ms(rows)
                 on_way.append((now_ms + costs.of_rows(rows).way_ms, len(chain)))
                 continue
         back_ms, known = on_way[0]

@@ -245,16 +245,30 @@ async def test_a_block_whose_last_row_is_a_refused_guess_is_shared_under_no_name
     assert head.accepted < head.guessed
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("qwen3_next", Chance),
+        *[
+            pytest.param(name, kind, marks=pytest.mark.full)
+            for name in ("qwen3_next",)
+            for kind in (LastWrong, NeverRight, Oracle)
+        ],
+    ],
+)
 @asynchronous
-async def test_a_model_whose_layers_keep_states_is_served_without_guesses(
-    tmp_path_factory: pytest.TempPathFactory,
+async def test_so_they_are_where_layers_keep_states_which_do_not_go_back(
+    tmp_path_factory: pytest.TempPathFactory, architecture: str, kind: type[Oracle]
 ) -> None:
-    model = opened(make_tiny_model("qwen3_next", tmp_path_factory.mktemp("states")))
-    expected = greedy_references(model.folder, PROMPTS[:1], 12)
-    head = GuessingHead(Oracle, whole(PROMPTS[:1], expected))
-    async with served_circuit(model, (3,), kv_tokens=200, guesses=head) as circuit:
-        assert await circuit.generate(PROMPTS[:1], 12) == expected
-    assert head.sources == []
+    """What was accepted is computed again from the states before the step."""
+    model = opened(make_tiny_model(architecture, tmp_path_factory.mktemp("states")))
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    head = GuessingHead(kind, whole(PROMPTS, expected))
+    async with served_circuit(model, (3,), kv_tokens=600, guesses=head) as circuit:
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+        check_pools(circuit)
+    assert (head.accepted > 0) == (kind is not NeverRight)
+    assert (head.accepted < head.guessed) == (kind is not Oracle)
 
 
 @pytest.mark.full
