@@ -35,9 +35,15 @@ class OutgoingFrame(Generic[Session, Payload]):
         return self.steps[0].prefill
 
     @property
+    def is_short(self) -> bool:
+        """Whether these are rows of short, whole prompts alone: as many as a trip with guesses has, and no chunk goes
+        before them, so that they may go as decode rows do."""
+        return all(_is_short(one) for one in self.steps)
+
+    @property
     def due_s(self) -> float:
         """Of prompts: when they are due; 0 where nobody heeds it."""
-        return min([one.session.prefill.due_s for one in self.steps]) if self.prefill else 0.0
+        return self.steps[0].session.prefill.due_s if self.prefill and not self.is_short else 0.0
 
 
 def frames_of(
@@ -74,12 +80,15 @@ def _apart(
     """Each prompt for itself, so that it can go as it is due; what is short and whole goes in one."""
     short: list[tuple[HopStep[Session, Payload], int]] = []
     for part in prefill:
-        one = part[0]
-        if one.step == 0 and one.draws and one.tokens <= SHORT_PROMPT_TOKENS:
+        if _is_short(part[0]):
             short.append(part)
         else:
             yield [part]
     yield short
+
+
+def _is_short(one: HopStep[Any, Any]) -> bool:
+    return one.prefill and one.step == 0 and one.draws > 0 and one.tokens <= SHORT_PROMPT_TOKENS
 
 
 def _firsts(steps: Sequence[HopStep[Any, Any]]) -> list[int]:

@@ -203,11 +203,11 @@ class NodeAdmin:
 
     async def _carry_out(self, operation: LongRunningOperation) -> None:
         peer_id, operation_id = operation.subject, operation.id
-        if operation.kind is OperationKind.SERVE:
-            await self._see_it_serve(operation)
-            return
         is_exit = operation.kind is OperationKind.EXIT
         try:
+            if operation.kind is OperationKind.SERVE:
+                await self._see_it_serve(operation)
+                return
             if not await self._drained(operation, 0.5 if is_exit else 1.0):
                 return
             if is_exit:

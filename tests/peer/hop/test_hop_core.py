@@ -446,7 +446,7 @@ def test_short_prompts_that_were_computed_together_go_on_in_one_frame_and_long_o
     whose = [[hop.sessions.index(one.session) for one in frame.steps] for frame in sent]
     assert sorted(whose) == [[0, 2], [1], [3]]
     (shared,) = [frame for frame in sent if len(frame.steps) == 2]
-    assert shared.due_s == min(one.session.prefill.due_s for one in shared.steps)
+    assert [frame for frame in sent if frame.is_short] == [shared]
 
 
 def test_a_frame_that_waits_goes_on_for_those_who_have_not_ended() -> None:
