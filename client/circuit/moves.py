@@ -199,11 +199,9 @@ class SessionMoves:
         self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
         # what a tail of another session knows of the tokens before would have to be told it beside the running one's
         may_compute = self._given_up < MOST_SUCCESSORS and not needs_history(template.sampling)
-        if (
-            may_compute
-            and not self._better
-            and is_worth_computing(self._session, circuit.route, found.planned.route)
-        ):
+        if self._better or not may_compute:
+            return
+        if is_worth_computing(self._session, circuit.route, found.planned.route):
             self._elsewhere = found.planned
 
     def wants(self, circuit: ActiveCircuit) -> bool:
@@ -244,9 +242,7 @@ class SessionMoves:
                 session.circuits.handle(core.MoveWanted(wanted.planned.route.peer_ids), clock())
                 circuit = await self._prepare(wanted)
             except HopRefused as refused:
-                if (
-                    run.intake is None
-                ):  # its circuit was lost by the same: a task group tells that, not that it ends
+                if run.is_lost():  # by the same: a task group tells that, and not that it ends
                     return
                 session.report(f"a move is not made: {refused}")
                 if session.circuits.is_preparing:

@@ -68,6 +68,7 @@ async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_to
                 if not leaving and leave_at and tokens >= leave_at:
                     (left,) = [peer for peer in swarm.peers if peer.peer_id == tail]
                     leaving.append(asyncio.create_task(swarm.stop(left)))
+            await pieces.aclose()
         assert await leaving[0] == 0
     assert struck, "the generation was over before its hop could leave"
     assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)

@@ -73,6 +73,7 @@ async def test_a_generation_goes_over_to_a_circuit_of_fewer_hops_one_of_which_is
                 if piece.generation is not None:
                     break
                 logs = logs or [session_of(client).log]
+            await pieces.aclose()
             generation = piece.generation
             later = await generate(client, PROMPT, LATER_TOKENS)
     expected = references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
