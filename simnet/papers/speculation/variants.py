@@ -19,7 +19,7 @@ from molink.peer.speculation.guess_count import CircuitCosts
 from molink.peer.speculation.ngram_tables import NgramTable
 from molink.peer.speculation.session_guesses import LEAST_CHANCE, MOST_GUESSES, SessionGuesses
 from molink.routing.cost.pipeline import PipelineStage
-from molink.simnet.papers.speculation.branches import Branches, Branch
+from molink.simnet.papers.speculation.branches import Branch, Branches
 
 MOST_STEPS = 6
 """On their way at once."""
