@@ -17,8 +17,10 @@ from molink.client.circuit.peer_history import (
     credited_tokens,
 )
 from molink.client.circuit.route_selector import RouteSelector
-from molink.dht.records.records import LayerLatency
+from molink.client.epochs.session_log import SessionLog, TripCounts
+from molink.dht.records.records import AnnouncedDraft, LayerLatency
 from molink.routing import NoCircuit, PeerObservation, Route
+from molink.shards.spec import GUESSES
 
 NOBODY = frozenset[str]()
 
@@ -118,6 +120,38 @@ async def test_the_clients_own_sessions_count_before_any_peer_has_announced_them
     descriptor.hops[0].peer_id = second[0]
     choosing.chooser.begin_session(descriptor)
     assert (await choosing.choose()).peer_ids == first
+
+
+@pytest.mark.parametrize(
+    ("changed", "learns"),
+    [({}, True), ({"epochs": 2}, False), ({"moves": 1}, False), ({"speculates": False}, False)],
+)
+@asynchronous
+async def test_a_head_whose_trips_brought_more_than_others_is_chosen_from_then_on(
+    changed: dict[str, int], learns: bool
+) -> None:
+    quick, guessing = FakePeer(SPEC.whole, layer_ms=5.0), FakePeer(SPEC.whole, layer_ms=5.6)
+    for peer in (quick, guessing):
+        facts = replace(peer.view.facts, sampling_abilities=(GUESSES,), drafts=(AnnouncedDraft("lookup"),))
+        peer.view = replace(peer.view, facts=facts)
+    choosing, session = Choosing(quick, guessing), template()
+    session.speculates = True
+
+    async def chosen() -> Route:
+        return await choosing.chooser.choose(choosing.connection.snapshot(), session, NOBODY)
+
+    assert (await chosen()).peer_ids == (quick.peer_id,)
+    route = await Choosing(guessing).choose()
+    log = SessionLog(route, epochs=changed.get("epochs", 1), moves=changed.get("moves", 0))
+    trips, tokens = 65, 193
+    log.arrived_s = [at * 64 * route.trip_ms / 1000 / (tokens - 1) for at in range(tokens)]
+    log.trips = TripCounts(trips)
+    told = template()
+    told.speculates = bool(changed.get("speculates", True))
+    for _ in range(4):
+        choosing.chooser.record_trips(told, log)
+    expected = guessing if learns else quick
+    assert (await chosen()).peer_ids == (expected.peer_id,)
 
 
 # -- observations
