@@ -51,7 +51,8 @@ test: setup
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
 SHARDS := tests/shards
-COMPUTED := tests/simnet/emulate tests/simnet/serve/test_speculation.py
+# Of simnet, what loads torch.
+COMPUTED := tests/simnet/emulate tests/simnet/papers/test_guessing_variants.py tests/simnet/serve/test_speculation.py
 DECISIONS := tests/routing tests/simnet
 DISCOVERY := tests/dht tests/attack tests/client $(COMPUTED)
 PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check
