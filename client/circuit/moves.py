@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.reserving import HopRefused, describe, release
-from molink.client.circuit.session_request import needs_history
+from molink.client.circuit.session_request import Speculation, needs_history
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.successor import MovingSession, Successor, is_worth_computing
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_log import HopLost
+from molink.client.epochs.session_tokens import SessionTokens
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -303,3 +304,16 @@ class SessionMoves:
                     release(link, circuit.descriptor)
                 raise HopRefused(new.peer_id, "lost", "it was ready, and keeps its copy no longer")
         return circuit
+
+
+def tell_head(
+    circuit: ActiveCircuit, left: ActiveCircuit, tokens: SessionTokens, speculation: Speculation
+) -> None:
+    """Tells the head of the circuit that a session has gone over to what it may guess from, if it is another than that
+    of the one it has left. A successor's has heard it with the start. Who announces no drafts guesses nothing, and may
+    not know what to do with it."""
+    head = circuit.head
+    if circuit.descriptor.session != left.descriptor.session:
+        return
+    if speculation.wanted and head.peer_id != left.head.peer_id and circuit.peers[head.peer_id].facts.drafts:
+        tokens.tell_head(head, circuit.descriptor.epoch, speculation.prediction, speculation.scope)

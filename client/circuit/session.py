@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
+from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival, tell_head
 from molink.client.circuit.reserving import Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
 from molink.client.circuit.session_request import (
@@ -54,8 +54,8 @@ class ClientSession:
         self._report = report
         self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
         self._speculation = asked.speculation
-        tells = needs_history(self._template.sampling)
-        self._tokens = SessionTokens(self._template.session, asked.prompt, tell_tails=tells)
+        tells_tails = needs_history(self._template.sampling)
+        self._tokens = SessionTokens(self._template, asked.prompt, tells_tails=tells_tails)
         self._events: asyncio.Queue[TokenArrival | HopLost] = asyncio.Queue(
             self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
@@ -63,6 +63,7 @@ class ClientSession:
         self._run: RunningCircuit | None = None
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._circuits = core.CircuitCore()
+        self._stands = asked.stands
         owned = self._template, asked.speculation, self._tokens, self._circuits
         moving = MovingSession(*owned, self._go_over, self._take_over, report)
         self._moves = SessionMoves(circuit_builder, self.standbys, moving)
@@ -111,6 +112,7 @@ class ClientSession:
             self._moves.stop()
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
+            self._circuit_builder.route_selector.record_trips(self._template, self.log, self._speculation)
             self._release()
             self.standbys.release()
 
@@ -174,6 +176,7 @@ class ClientSession:
         circuit = await self._circuit_builder.build(
             self._circuits, asked, self._template, len(self._tokens.history), self._kept, self._report
         )
+        await self._stands(PlannedRoute(circuit.route, circuit.peers))
         self.log.record_recovery(len(self._tokens.history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
@@ -219,9 +222,8 @@ class ClientSession:
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            token_s = self._circuits.token_s(
-                self._predicted_first_s(circuit.route), circuit.route.tpot_ms / 1000
-            )
+            first_s, next_s = self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
+            token_s = self._circuits.token_s(first_s, next_s)
             fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             if not self._events.empty():
                 continue
@@ -238,7 +240,7 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
-        first_s, next_s = self._predicted_first_s(route), route.tpot_ms / 1000
+        first_s, next_s = self._predicted_first_s(route), route.trip_ms / 1000
         return self._circuits.patience_s(first_s, next_s), self._circuits.ask_after_s(next_s, asked)
 
     def _predicted_first_s(self, route: Route) -> float:
@@ -338,9 +340,7 @@ class ClientSession:
         if run is None or run.intake is None or run.intake.ended:
             return False
         intake = TokenStream(run.intake.rules, run.intake.expected, len(circuit.links))
-        try:
-            replace(intake).takes(token)
-        except HeadAtFault:
+        if intake.refuses(token):
             return False
         self._circuits.handle(core.Prepared(), asyncio.get_running_loop().time())
         self.standbys.release()  # copies are of the session that was
@@ -355,8 +355,8 @@ class ClientSession:
         """The first token has come over the circuit that the session has gone over to."""
         run.before, circuit = None, run.circuit
         self._moves.record_moved()
-        names = {peer_id: view.facts.name for peer_id, view in circuit.peers.items()}
-        self.log.record_move(circuit.route, names)
+        self.log.record_move(circuit.route, circuit.peers)
+        tell_head(circuit, before, self._tokens, self._speculation)
         self._kept.keep(before.descriptor)
         self._circuit_builder.end_session(before.descriptor)
         is_same = before.descriptor.session == circuit.descriptor.session

@@ -158,7 +158,7 @@ async def test_a_hop_that_leaves_meanwhile_is_left_at_once() -> None:
 def moving(history_tokens: int) -> MovingSession:
     """A session of 100 tokens of prompt and room for 1,000."""
     template = pb.SessionDescriptor(prompt_tokens=100, capacity_tokens=1000)
-    tokens = SessionTokens(b"", [0] * history_tokens, tell_tails=False)
+    tokens = SessionTokens(pb.SessionDescriptor(), [0] * history_tokens, tells_tails=False)
     core = CircuitCore()
     return MovingSession(template, SPECULATES, tokens, core, lambda _: None, lambda *_: False, lambda _: None)
 
