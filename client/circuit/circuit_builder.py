@@ -207,7 +207,7 @@ class CircuitBuilder:
         _require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
-                return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
+                return core.Ready(), await self.settle(asked, circuit.deadline_s, report)
         except TimeoutError:
             names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
             problems[core.Problem.NOT_READY] = SwarmUnavailable(
@@ -317,8 +317,8 @@ class CircuitBuilder:
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
-    async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
-        """Reserves every hop of the route, and sees them ready."""
+    async def settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
+        """Reserves every hop of the route, and sees them ready, or raises HopRefused: any may have granted then."""
         self.route_selector.begin_session(asked.descriptor)
         leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
         links = tuple(lease.link for lease in leases)

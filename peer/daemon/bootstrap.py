@@ -287,8 +287,7 @@ class Bootstrap:
         return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
-        """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's
-        addresses say nothing of it."""
+        """Where this peer's swarm is: at its own addresses, but for all interfaces, and where its owner had it join."""
         listens = () if self._settings.listen in ALL_INTERFACES else (self._settings.listen,)
         announces = (self._settings.options.announce,) if self._settings.options.announce else ()
         initial_peers = where_to_join(self._settings).initial_peers

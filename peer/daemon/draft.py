@@ -35,14 +35,13 @@ def guesses_of(option: str, model: LocalModel, memory_bytes: int | None) -> tupl
     None: they are not guessed. Raises DraftUnusable."""
     if option == "off":
         return None, 0
-    goes_back = not any(model.spec.state_bytes)
     announced: tuple[AnnouncedDraft, ...] = (AnnouncedDraft(LOOKUP), AnnouncedDraft(TABLES))
     if option in ("auto", "lookup"):
         told = announced if option == "auto" else announced[:1]
-        return HeadGuesses(tables=option == "auto", announced=told if goes_back else ()), 0
+        return HeadGuesses(tables=option == "auto", announced=told), 0
     draft = open_draft(option, model.spec.name, model.manifest.files, memory_bytes)
     announced += (announced_draft(option, model.manifest.files[TOKENIZER], draft),)
-    guesses = HeadGuesses(tables=True, draft=draft, announced=announced if goes_back else ())
+    guesses = HeadGuesses(tables=True, draft=draft, announced=announced)
     return guesses, draft_bytes(draft)
 
 

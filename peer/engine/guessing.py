@@ -43,6 +43,9 @@ class TokenGuesses(Protocol):
     def record(self, guessed: int, accepted: int) -> None:
         """Of so many guesses that travelled so many were right: the first ones."""
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """The session's tail says that these probably come next."""
+
 
 GuessesOf: TypeAlias = Callable[[ServedSession, pb.Start], TokenGuesses | None]
 """Who guesses the tokens of a session whose head is here, and that is started so; None: nobody."""
@@ -61,6 +64,7 @@ class StepGuesser:
         self.source.extend([token_id for one in tokens for token_id in one.token_ids or ()])
         if guessed:
             self.source.record(guessed, len(tokens) - 1)
+        self.source.expect(tokens[-1].expected)
         self.travelling = ()
 
     def propose(self, last: StepPayload, most: int, load: TripLoad) -> tuple[StepPayload, TripBegun]:
@@ -106,13 +110,13 @@ class SessionGuessing:
 
     def keep(self, older: ServedSession, session: ServedSession) -> None:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
-        if older.is_head and session.is_head and why_no_guesses(session, self._spec) is None:
+        if older.is_head and session.is_head and why_no_guesses(session) is None:
             session.progress.guesser = older.progress.guesser
 
     def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
         """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
         is kept until the client tells what came before."""
-        if session.progress.guesser is None and why_no_guesses(session, self._spec) is None:
+        if session.progress.guesser is None and why_no_guesses(session) is None:
             session.progress.guesser = AwaitedSequence(position, token_id)
 
     def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
@@ -137,7 +141,7 @@ class SessionGuessing:
             self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
 
     def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
-        if why_no_guesses(session, self._spec) is not None:
+        if why_no_guesses(session) is not None:
             return
         source = self.source_of(session, hints)
         if source is not None:
@@ -171,8 +175,13 @@ class HeadGuesses:
 
     def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
         """None: as many tokens are kept as may be."""
-        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
         plan, prediction = session.plan, start.prediction
+        sampled = plan.params.temperature > 0
+        if plan.params.grammar is not None:
+            return SessionGuesses.of_grammar(
+                plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+            )
+        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
@@ -183,7 +192,6 @@ class HeadGuesses:
             self._drafted.add(session)
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
-        sampled = plan.params.temperature > 0
         return SessionGuesses(
             table, prediction, plan.stages, draft, sampled=sampled, fixed=self._fixed, totals=self.counts
         )
@@ -199,15 +207,11 @@ def check_hints(start: pb.Start, spec: ModelSpec) -> None:
         raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
 
 
-def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
+def why_no_guesses(session: ServedSession) -> str | None:
     """Why no guesses travel with the session's steps; None: they may."""
     plan = session.plan
     if not plan.speculates:
         return WANTS_NONE
-    if any(spec.state_bytes):
-        return "the model's layers keep states, which do not go back"
-    if plan.params.grammar is not None:
-        return "what its grammar lets come is known for the next token alone"
     for hop in plan.hops:
         if GUESSES not in hop.facts.sampling_abilities:
             return f"{hop.peer_id} takes no guesses: it is of an older version"
@@ -231,6 +235,8 @@ def fault_of_trip(tokens: Sequence[pb.Token], session: ServedSession) -> str | N
     tokens that were guessed, since hops hold these; those of an older step are repeats."""
     if (token_id := max(token.token_id for token in tokens)) >= session.plan.vocabulary:
         return f"token {token_id} is beyond the vocabulary"
+    if len(tokens[-1].expected) > MOST_GUESSES:
+        return f"{len(tokens[-1].expected)} tokens are said to be expected, more than may be guessed"
     guesser, history_tokens = session.progress.guesser, session.progress.history_tokens
     travelling = guesser.travelling if isinstance(guesser, StepGuesser) else ()
     for place, token in enumerate(tokens[:-1]):

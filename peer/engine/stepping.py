@@ -72,7 +72,9 @@ class Stepper:
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
         self.guessing = SessionGuessing(engine.spec)
         """Who guesses the tokens of sessions whose head is here."""
-        self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
+        self.draws = TailDraws(
+            lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session, self._hand_over
+        )
         """What the draws here depend on beside logits."""
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
@@ -267,11 +269,14 @@ class Stepper:
         asked = [one for one in output.inputs if one.draws]
         tokens: list[StepToken] = []
         for one, drawn, at in zip(asked, output.sampled, output.positions, strict=True):
-            timings = self._sender.timings(one, output)
-            for token in trip_messages(one, drawn, at, timings):
-                self.draws.drew(one.session, token.position, token.token_id)
-                tokens.append(step_token(one.session, token))
+            trip = trip_messages(one, drawn, at, self._sender.timings(one, output))
+            self.draws.drew(one.session, trip)
+            if not self.draws.hold(one.session, trip):
+                tokens += [step_token(one.session, token) for token in trip]
         return tokens
+
+    def _hand_over(self, session: ServedSession, tokens: Sequence[pb.Token]) -> None:
+        self._handle(events.TokensDrawn([step_token(session, token) for token in tokens]))
 
     # -- the core
 
@@ -309,7 +314,7 @@ class Stepper:
             self._undelivered(effect.peer_id, sessions, "no open link to the head")
 
     def _send_guesses(self, effect: events.SendGuesses[ServedSession, StepPayload]) -> None:
-        self._sender.send_guesses(effect.session, effect.step, effect.payload)
+        self._sender.send_guesses(effect.peer_id, effect.steps)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
         if not self._sender.send_window_update(effect.peer_id, effect.stepped):

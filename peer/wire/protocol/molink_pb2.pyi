@@ -674,6 +674,7 @@ class Token(_message.Message):
     TOP_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     GUESSED_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -688,6 +689,12 @@ class Token(_message.Message):
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
+    @_builtins.property
+    def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """step follow it, at the next positions
+        to the head, with the last token of a step: what the grammar lets come behind
+        """
+
     def __init__(
         self,
         *,
@@ -701,10 +708,11 @@ class Token(_message.Message):
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
         guessed: _builtins.int = ...,
+        expected: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "expected", b"expected", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
@@ -1209,18 +1217,22 @@ class Order(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     action: _builtins.str
     """sends it, anew for each connection, and to whom
-    status, drain, resume, leave
+    status, drain, resume, leave, serve
     """
+    model: _builtins.str
+    """of serve: a model that comes with MoLink, or a hub's, OWNER/NAME"""
     def __init__(
         self,
         *,
         action: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

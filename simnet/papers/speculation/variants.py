@@ -115,7 +115,7 @@ def steps_ahead_ms(session: Session) -> float:
             else:
                 rows = extended(MOST_GUESSES)
             if rows:
-                free_ms = now_ms + costs.pace_ms([rows])
+                free_ms = now_ms + costs.pace_ms(rows)
                 on_way.append((now_ms + costs.of_rows(rows).way_ms, len(chain)))
                 continue
         back_ms, known = on_way[0]

@@ -10,9 +10,9 @@ from enum import Enum
 
 from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
-from molink.client.circuit.patience import SignOfLife, answers_until_s, ask_after_s
 from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
+from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
 from molink.routing import Route

@@ -17,6 +17,7 @@ from molink.client.circuit.peer_history import (
     credited_tokens,
 )
 from molink.client.circuit.route_selector import RouteSelector
+from molink.client.circuit.session_request import SPECULATES
 from molink.client.epochs.session_log import SessionLog, TripCounts
 from molink.dht.records.records import AnnouncedDraft, LayerLatency
 from molink.routing import NoCircuit, PeerObservation, Route
@@ -149,7 +150,7 @@ async def test_a_head_whose_trips_brought_more_than_others_is_chosen_from_then_o
     told = template()
     told.speculates = bool(changed.get("speculates", True))
     for _ in range(4):
-        choosing.chooser.record_trips(told, log)
+        choosing.chooser.record_trips(told, log, SPECULATES)
     expected = guessing if learns else quick
     assert (await chosen()).peer_ids == (expected.peer_id,)
 

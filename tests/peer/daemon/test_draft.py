@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,10 +98,3 @@ def test_what_a_peer_guesses_with_is_what_it_announces(
     tokenizer = bytes.fromhex(model.manifest.files["tokenizer.json"])[:8]
     measured = [(draft.tokenizer, draft.guess_ms > 0) for draft in announced if draft.tokenizer]
     assert measured == [(tokenizer, True)] * (option == DRAFT)
-
-
-def test_a_model_that_cannot_go_back_is_announced_without_drafts(model: LocalModel) -> None:
-    spec = replace(model.spec, state_bytes=(64,) * model.spec.layers)
-    guesses, _ = guesses_of("auto", replace(model, spec=spec), None)
-    assert guesses is not None
-    assert guesses.announced == ()

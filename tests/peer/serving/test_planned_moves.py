@@ -116,7 +116,7 @@ def rows_of(peer: Served) -> int:
     return int(peer.metrics.registry.get_sample_value("molink_rows_total") or 0)
 
 
-@pytest.mark.parametrize("moved", usually([[], [1], [0, 2]], [[0], [2], [0, 1, 2]]))
+@pytest.mark.parametrize("moved", usually([[1], [0, 2]], [[], [0], [2], [0, 1, 2]]))
 @asynchronous
 async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
     model: LocalModel, moved: list[int]
@@ -141,7 +141,7 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
         await end(circuit, descriptor)
 
 
-@pytest.mark.parametrize("moved", usually([[1], [0, 2]], [[], [0], [2], [0, 1, 2]]))
+@pytest.mark.parametrize("moved", usually([[0, 2]], [[], [0], [1], [2], [0, 1, 2]]))
 @pytest.mark.parametrize("kind", [LastWrong, pytest.param(Oracle, marks=pytest.mark.full)])
 @asynchronous
 async def test_hops_are_left_behind_what_was_accepted_of_guesses(

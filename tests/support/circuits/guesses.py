@@ -30,6 +30,9 @@ class Oracle:
     def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         return self.coming(most)
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        pass
+
     def record(self, guessed: int, accepted: int) -> None:
         self.records.append((guessed, accepted))
 
