@@ -10,11 +10,11 @@ import asyncio
 import hashlib
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from molink.dht.errors import PortInUse
 from molink.dht.identity.identity import Identity, peer_id_of, public_key_of
@@ -24,6 +24,7 @@ from molink.dht.refusals import RefusalLog
 from molink.peer.reach.relay_limits import DIAL_BACKS, REACHES, RelayLimits
 from molink.peer.reach.relay_pairs import Guest, RelayPairs
 from molink.peer.serving.budgets import Budget
+from molink.peer.wire.link.ladder import certificate_at
 from molink.peer.wire.reach.packets import (
     DialBack,
     DialledBack,
@@ -42,7 +43,13 @@ from molink.peer.wire.reach.packets import (
     read_relay,
     write_relay,
 )
-from molink.peer.wire.reach.relay_client import PING_EVERY_S, RelayUser, expect_relay, host_and_port_of
+from molink.peer.wire.reach.relay_client import (
+    PING_EVERY_S,
+    RelayUser,
+    accept,
+    expect_relay,
+    host_and_port_of,
+)
 from molink.peer.wire.reach.relay_proof import check_user, new_challenge, prove_relay
 
 PROOF_TIMEOUT_S = 5.0
@@ -58,6 +65,7 @@ PING_PAUSE_S = 1.0
 WRITE_TIMEOUT_S = 2.0
 ACCEPT_RETRY_S = 0.1
 _log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT", None, bool)
 
 
 class _WaitingEnd:
@@ -101,7 +109,7 @@ class Relay:
         """By token: who is to come."""
         self._pairs = RelayPairs(lambda: self.limits)
         self._refusals = RefusalLog(_log)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None] | asyncio.Task[bool]] = set()
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -186,7 +194,7 @@ class Relay:
 
     # -- connections
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+    def _spawn(self, work: Coroutine[object, object, ResultT]) -> "asyncio.Task[ResultT]":
         task = asyncio.create_task(work, name="relay")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -196,17 +204,27 @@ class Relay:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, address = await loop.sock_accept(listener)
+                connection, host, port = await accept(listener)
             except OSError:  # no descriptors are left, or who came has gone
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            connection.setblocking(False)
-            entry = self._limiter.admit(loop.time(), network_of(str(address[0])))
+            entry = self._limiter.admit(loop.time(), network_of(host))
             self._send_away(entry.sent_away)
             assert entry.guest is not None  # noqa: S101 - nobody is refused before he has proven who he is
-            observed = host_and_port_of(str(address[0]), int(address[1]))
+            observed = host_and_port_of(host, port)
             guest = self._guests[entry.guest] = Guest(connection, observed.rpartition(":")[0].strip("[]"))
             guest.task = self._spawn(self._serve(entry.guest, guest, observed))
+            guest.task.add_done_callback(partial(self._leave, entry.guest, guest))
+
+    def _leave(self, number: int, guest: Guest, task: "asyncio.Task[bool]") -> None:
+        """A conversation has ended, perhaps before it began."""
+        self._limiter.remove_guest(number)
+        self._guests.pop(number, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("a conversation with the relay failed", exc_info=error)
+        if error is not None or task.cancelled() or not task.result():
+            guest.connection.close()
 
     def _send_away(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
@@ -215,28 +233,20 @@ class Relay:
                 self._refusals.refused("relay connections beyond what may be", guest.host)
                 guest.task.cancel()
 
-    async def _serve(self, number: int, guest: Guest, observed: str) -> None:
-        """One conversation. Whatever goes wrong in it ends it alone."""
+    async def _serve(self, number: int, guest: Guest, observed: str) -> bool:
+        """One conversation: whether its connection is somebody else's then. Whatever goes wrong ends it alone."""
         try:
-            kept = await self._converse(number, guest, observed)
-            if not kept:
-                guest.connection.close()
+            return await self._converse(number, guest, observed)
         except RelayHungUp:
-            guest.connection.close()
+            return False
         except RelayError as error:
             self._refusals.refused("relay conversations", guest.host)
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await write_relay(guest.connection, RelayRefusal(_printable(str(error))))
-            guest.connection.close()
+            return False
         except (OSError, TimeoutError):
-            guest.connection.close()
-        except asyncio.CancelledError:
-            guest.connection.close()
-            raise
-        finally:
-            self._limiter.remove_guest(number)
-            self._guests.pop(number, None)
+            return False
 
     async def _converse(self, number: int, guest: Guest, observed: str) -> bool:
         """Proof, one question, its answer. True: the connection is somebody else's now."""
@@ -352,25 +362,9 @@ class Relay:
     async def _dial_back(self, guest: Guest, question: DialBack) -> None:
         """Dials the host that the question came from, and nobody else."""
         self._require_budget(DialBack, guest)
-        found = False
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(DIAL_BACK_TIMEOUT_S):
-                found = await _certificate_hash_at(guest.host, question.port) == question.certificate_hash
+        certificate = await certificate_at(host_and_port_of(guest.host, question.port), DIAL_BACK_TIMEOUT_S)
+        found = hashlib.sha256(certificate or b"").digest() == question.certificate_hash
         await write_relay(guest.connection, DialledBack(found))
-
-
-async def _certificate_hash_at(host: str, port: int) -> bytes:
-    """SHA-256 of the certificate of who answers there; nothing else of it is believed. Raises OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    _, writer = await asyncio.open_connection(host, port, ssl=context)
-    try:
-        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return hashlib.sha256(session.getpeercert(binary_form=True) or b"").digest()
-    finally:
-        writer.transport.abort()
 
 
 def _printable(text: str) -> str:

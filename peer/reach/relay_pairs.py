@@ -23,7 +23,7 @@ class Guest:
         """Where it came from."""
         self.peer_id = ""
         """Once it is proven."""
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[bool] | None = None
         self.writing = asyncio.Lock()
         """A stay is written to by whoever asks for it."""
 

@@ -174,15 +174,15 @@ def _opened(dial: "asyncio.Future[ConnectedT]") -> ConnectedT | None:
     return dial.result()
 
 
-async def certificate_at(address: str) -> bytes | None:
-    """The certificate of whoever answers there, unchecked; None if nobody does."""
+async def certificate_at(address: str, timeout_s: float = LOOK_TIMEOUT_S) -> bytes | None:
+    """The certificate of whoever answers there in time, unchecked; None if nobody does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
     except (OSError, TimeoutError, ValueError):
         return None

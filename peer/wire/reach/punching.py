@@ -16,6 +16,7 @@ from molink.peer.wire.reach.packets import RelayError
 from molink.peer.wire.reach.relay_client import (
     RelaySession,
     RelayUser,
+    accept,
     endpoint,
     open_session,
     shared_port_socket,
@@ -139,11 +140,9 @@ async def _dial(family: socket.AddressFamily, port: int, address: tuple[str, int
 
 async def _accept(listener: socket.socket, host: str) -> socket.socket:
     """The next connection that comes from that host, whatever its port: a NAT that is hard chooses another."""
-    loop = asyncio.get_running_loop()
     while True:
-        connection, address = await loop.sock_accept(listener)
-        connection.setblocking(False)
-        if address[0] == host:
+        connection, origin, _ = await accept(listener)
+        if origin == host:
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection

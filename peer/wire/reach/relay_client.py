@@ -203,3 +203,35 @@ def shared_port_socket(family: socket.AddressFamily, local_port: int) -> socket.
         connection.close()
         raise
     return connection
+
+
+async def accept(listener: socket.socket) -> tuple[socket.socket, str, int]:
+    """Accepts a connection: its non-blocking socket, and host and port that it came from.
+
+    Cancelling this loses no connection. asyncio's own `sock_accept` does, if one came in the same turn of the loop.
+
+    Raises:
+        OSError: no descriptors are left, or who came has gone.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, address = listener.accept()
+        except BlockingIOError:
+            if not isinstance(loop, asyncio.SelectorEventLoop):  # Windows has no readiness to wait for
+                connection, address = await loop.sock_accept(listener)
+                break
+            await _readable(loop, listener)
+        else:
+            break
+    connection.setblocking(False)
+    return connection, str(address[0]), int(address[1])
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+    ready = asyncio.Event()
+    loop.add_reader(listener, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)

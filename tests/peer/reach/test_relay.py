@@ -279,6 +279,21 @@ async def test_hundreds_of_silent_connections_and_identities_do_not_keep_a_user_
 
 
 @asynchronous
+async def test_connections_that_came_together_as_a_relay_ends_are_all_closed() -> None:
+    """Most of their conversations have not begun then."""
+    loop = asyncio.get_running_loop()
+    async with Lab(RelayLimits(unproven=8, proven=32)) as lab:
+        came = [socket.create_connection(("127.0.0.1", lab.relay.port)) for _ in range(40)]
+        await asyncio.sleep(0)
+    for connection in came:
+        with connection:
+            connection.setblocking(False)
+            with suppress(ConnectionResetError):
+                while await soon(loop.sock_recv(connection, 4096)):
+                    pass
+
+
+@asynchronous
 async def test_an_identity_has_so_many_pairs_and_no_more() -> None:
     async with Lab(RelayLimits(pairs_of_identity=2)) as lab:
         await lab.stay()

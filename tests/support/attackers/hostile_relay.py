@@ -9,6 +9,7 @@ from typing import Self
 from molink.dht.identity.identity import Identity, peer_id_of
 from molink.dht.records.records import RelayAt
 from molink.peer.wire.reach.packets import Packet, RelayProof, read_relay, write_relay
+from molink.peer.wire.reach.relay_client import accept
 from molink.peer.wire.reach.relay_proof import new_challenge, prove_relay
 
 Script = Callable[[socket.socket, Packet], Awaitable[None]]
@@ -46,14 +47,16 @@ class HostileRelay:
 
     async def _accept(self) -> None:
         while True:
-            connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            connection.setblocking(False)
+            connection, _, _ = await accept(self._listener)
             task = asyncio.create_task(self._converse(connection))
             self._conversations.add(task)
             task.add_done_callback(self._conversations.discard)
+            task.add_done_callback(
+                lambda _, connection=connection: connection.close()
+            )  # it may end before it begins
 
     async def _converse(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
+        with suppress(OSError):
             challenge = new_challenge()
             await write_relay(connection, challenge)
             proof = await read_relay(connection)
