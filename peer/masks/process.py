@@ -20,6 +20,8 @@ from molink.shards.text.tokenizer import Tokenizer
 FREE_S = 2.0
 """Of a processor that each grammar may take in all, and so much more for each token."""
 FREE_S_PER_TOKEN = 0.05
+AHEAD_S = 0.02
+"""After so much of a processor nothing more is expected behind a token."""
 MEMORY_BYTES = 2 * 2**30
 """That this process may address, where the system can limit it."""
 
@@ -31,6 +33,17 @@ class FollowedGrammar:
     masks: TokenMasks
     tokens: int = 0
     spent_s: float = 0.0
+    ahead_s: float = 0.0
+    """Spent on what is expected, which nobody needs: of what the session may take it is no part."""
+
+    def ahead(self, most: int) -> list[tuple[int, bytes, bool]]:
+        """What is expected, at most so many tokens, as long as that has taken no more than the session itself may."""
+        began_s = time.process_time()
+        if self.ahead_s > FREE_S + FREE_S_PER_TOKEN * self.tokens:
+            return []
+        found = self.masks.expected(most, lambda: time.process_time() - began_s < AHEAD_S)
+        self.ahead_s += time.process_time() - began_s
+        return found
 
     def check(self) -> None:
         """Raises GrammarFailed: it takes more time than a session has for it."""
@@ -55,11 +68,11 @@ class GrammarFollower:
             followed = self._find(order)
             followed.masks.follow(order["tokens"])
             masks = [followed.masks.next()]
-            expected = followed.masks.expected(order["most"])
-            masks += [(mask, ends) for _, mask, ends in expected]
             followed.tokens += len(order["tokens"])
             followed.spent_s += time.process_time() - began_s
             followed.check()
+            expected = followed.ahead(order["most"])
+            masks += [(mask, ends) for _, mask, ends in expected]
         except GrammarFailed as error:
             self._followed.pop(order["number"], None)
             return {"error": str(error)}, b""

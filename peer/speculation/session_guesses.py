@@ -158,9 +158,11 @@ class SessionGuesses:
 
     def candidates(self, most: int) -> tuple[Guess, ...]:
         """What may come next, place by place: at most so many, fewer where no source knows further."""
+        self._proposed, self._sources = [], []
+        if most < 1:
+            return ()
         asks_draft = self._idle_trips % DRAFTED_EVERY == 0
         chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or asks_draft]
-        self._proposed = []
         guesses: list[Guess] = []
         together = 1.0
         for _ in range(min(most, MOST_GUESSES)):

@@ -114,13 +114,15 @@ class TokenMasks:
         self._coming = [(bits, -1)]
         return mask, not bits & ~self._tokenizer.stops
 
-    def expected(self, most: int) -> list[tuple[int, bytes, bool]]:
+    def expected(
+        self, most: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> list[tuple[int, bytes, bool]]:
         """What probably comes now, at most so many tokens: where the grammar leaves one only, or a text that is forced,
         and where it leaves the few that it left before, when the one came. With each, what `next` would say behind it.
-        To be asked behind `next`."""
+        To be asked behind `next`. It ends where `goes_on`, asked before each, says so."""
         found: list[tuple[int, bytes, bool]] = []
         matcher: LLMatcher | None = None
-        while self._coming and len(found) < most:
+        while self._coming and len(found) < most and goes_on():
             bits = self._coming[-1][0]
             if bits.bit_count() > MOST_FORCED_CHOICES:
                 break

@@ -15,6 +15,7 @@ from molink.shards.grammar import KINDS, Grammar, GrammarError
 from molink.shards.text.token_masks import GrammarFailed
 
 MODEL = MaskedModel(bundled_folder(), 1024, (0, 1))
+MOST = 15
 DEADLINE_S = 120
 """Without limits these take minutes, or all memory."""
 SCHEMA = Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -53,9 +54,9 @@ HOSTILE = {
 async def next_mask(
     worker: MaskWorker, state: GrammarState, tokens: tuple[int, ...] = (), position: int = 0
 ) -> NextMask | Exception:
-    """What may come behind these tokens, all that were generated."""
+    """What may come behind these tokens, all that were generated, and behind those that are expected then."""
     answer: asyncio.Future[NextMask | Exception] = asyncio.get_running_loop().create_future()
-    worker.begin(MaskOrder(state, position, lambda followed: tokens[followed:], answer.set_result))
+    worker.begin(MaskOrder(state, position, lambda followed: tokens[followed:], answer.set_result, MOST))
     return await answer
 
 
@@ -88,6 +89,21 @@ async def test_hostile_grammars_fail_alone_and_others_have_the_masks_that_they_h
             assert beside == expected, name
             found = await hostile
             assert isinstance(found, NextMask) or str(found), name
+
+
+@asynchronous
+async def test_with_a_mask_come_those_behind_the_tokens_that_are_expected() -> None:
+    async with MaskWorker(MODEL) as worker:
+        state = GrammarState(Grammar.regex("to be or not to be"))
+        found = await next_mask(worker, state)
+        assert isinstance(found, NextMask)
+        assert 2 < len(found.expected) == len(found.behind) <= MOST
+        come = found.expected[:2]
+        assert found.along((*come, 0)) == (found, *found.behind[:2])
+        assert found.along(()) == found.along((0, *come)) == (found,)
+        later = await next_mask(worker, state, come, 2)
+        assert isinstance(later, NextMask)
+        assert (later.allowed, later.ends) == (found.behind[1].allowed, found.behind[1].ends)
 
 
 @asynchronous
