@@ -6,7 +6,7 @@ from molink.client.api.generation import Generation, TextPiece
 from molink.client.api.generation_trace import GenerationTrace
 from molink.client.api.opened_swarm import OpenedSwarm
 from molink.client.api.sampling import Sampling
-from molink.client.circuit.shared_prompt import PromptTurn, SharedPrompt
+from molink.client.epochs.shared_prompt import PromptTurn, SharedPrompt
 from molink.client.errors import InvalidRequest
 from molink.client.text.tool_calls import ToolCallStream
 from molink.shards.spec import SamplingParams

@@ -26,7 +26,7 @@ from molink.client.circuit.session_request import (
     Speculation,
     begin_at_once,
 )
-from molink.client.circuit.shared_prompt import PromptTurn
+from molink.client.epochs.shared_prompt import PromptTurn
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
 from molink.client.text.demanded_calls import CallChoice, DemandedCalls, grammar_of_calls

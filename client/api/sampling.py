@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypedDict
 
-from molink.client.circuit.shared_prompt import SharedPrompt
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.errors import InvalidRequest
 from molink.shards.grammar import Grammar, GrammarError
 from molink.shards.spec import SamplingError, SamplingParams

@@ -1,4 +1,5 @@
-"""What becomes of a generation's circuits, as values: events and effects, which leases are kept, and the log.
+"""What becomes of a generation's circuits: events and effects, which leases are kept, what generations of one prompt
+have in common, and the log.
 
 Begin in `circuit_events.py`.
 """

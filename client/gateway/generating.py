@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.circuit.session_request import GUESS_SCOPE
-from molink.client.circuit.shared_prompt import SharedPrompt
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.errors import SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
 from molink.client.gateway.accounts.errors import QuotaExceeded

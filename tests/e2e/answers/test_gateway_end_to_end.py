@@ -20,7 +20,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 from molink.client.api.event_streams import whole
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.circuit.shared_prompt import SharedPrompt
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 from molink.shards.spec import SamplingParams

@@ -6,8 +6,8 @@ from typing import cast
 
 from support.links.data_plane import asynchronous
 
-from molink.client.circuit.shared_prompt import MOST_WAIT_S, PromptTurn, SharedPrompt
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.shared_prompt import MOST_WAIT_S, PromptTurn, SharedPrompt
 from molink.routing import Route
 
 WITHIN_S = 5.0
