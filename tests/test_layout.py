@@ -41,9 +41,9 @@ SMALL_FOR_A_REASON = {
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
-    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
+    "ServiceDocument", "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
     "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
-    "CostModel", "EndedSession", "ServiceDocument",
+    "CostModel", "EndedSession",
 }  # fmt: skip
 """Values with as many fields as what they describe has: a message, a request, a row of a table, a model's shape."""
 ONE_METHOD_EACH = {"HopCore", "Stepper"}

@@ -82,19 +82,19 @@ class Peer:
             PeerError: it cannot; the sentence says what to do.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        settings: JoinSettings | None = self._settings
-        while settings is not None:
-            self._settings = settings
+        while True:
             try:
                 await self._live(on_ready)
-                settings = self._switch.next_settings(settings)
+                settings = self._switch.next_settings(self._settings)
             except PeerError as error:
                 settings = self._switch.go_back(self._settings.options.model or "", str(error))
-                if settings is None:
+                if settings is None or self._leaving.is_set():
                     raise
-                say(f"{self._switch.reason}; serving {settings.options.model} again")
-            if settings is not None:
-                self._begin_again()
+                say(f"{self._switch.reason}; serving {settings.options.model or 'the model before'} again")
+            if settings is None:
+                return
+            self._settings = settings
+            self._begin_again()
 
     def _begin_again(self) -> None:
         """What was of the life before is over, and its memory free."""

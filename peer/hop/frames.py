@@ -35,6 +35,11 @@ class OutgoingFrame(Generic[Session, Payload]):
         return self.steps[0].prefill
 
     @property
+    def is_over(self) -> bool:
+        """Whether all of the sessions have ended."""
+        return all(one.session.ended for one in self.steps)
+
+    @property
     def is_short(self) -> bool:
         """Whether these are rows of short, whole prompts alone: as many as a trip with guesses has, and no chunk goes
         before them, so that they may go as decode rows do."""

@@ -368,9 +368,7 @@ class HopCore(Generic[Session, Payload]):
         apart = self._settings.uses_deadlines
         frames = event.frames or frames_of(event.through, prompts_apart=apart, output=event.output)
         if apart:
-            frames = [
-                one for one in frames if not one.prefill or any(not step.session.ended for step in one.steps)
-            ]
+            frames = [one for one in frames if not (one.prefill and one.is_over)]
         if len(frames) == 1 and not self._held:
             self._effects.append(events.ForwardRows(frames[0].peer_id, frames))
             return

@@ -120,7 +120,7 @@ async def frames(browser: Browser, url: str, swarm: PageSwarm, seconds: float) -
 async def measure(peers: int, circuits: int, rounds: int, seconds: float) -> dict[str, Any]:
     swarm = BusySwarm.of(peers, pace_s=0.03)
     swarm.words = tuple(f" word{at}" + (".\n\n" if at % 40 == 39 else "") for at in range(5000))
-    swarm.others(circuits)
+    swarm.run_others(circuits)
     async with chromium() as browser:
         with gateway(swarm) as url:
             await first_paint(browser, url, 1)  # the browser's own start

@@ -204,7 +204,7 @@ async def test_markup_in_prompts_answers_and_names_does_nothing(
 async def test_axe_finds_nothing_serious(
     browser: Browser, swarm: PageSwarm, url: str, theme: str, device: dict[str, Any]
 ) -> None:
-    swarm.others(2)
+    swarm.run_others(2)
     async with page_at(browser, url, color_scheme=theme, reduced_motion="reduce", **device) as page:
         await check_with_axe(page)
         await say(page, "Speak!")
@@ -295,7 +295,7 @@ async def test_a_key_is_asked_for_only_where_the_gateway_wants_one(browser: Brow
 
 
 async def test_where_motion_is_not_wanted_nothing_moves(browser: Browser, swarm: PageSwarm, url: str) -> None:
-    swarm.others(2)
+    swarm.run_others(2)
     async with page_at(browser, url, reduced_motion="reduce") as page:
         await page.wait_for_function("() => molinkPicture()?.frames > 0")
         await page.wait_for_function("() => molinkPicture().frame === 0")

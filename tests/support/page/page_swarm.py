@@ -149,7 +149,7 @@ class PageSwarm(FakeSwarm):
         made.state = page_snapshot([peer_of(at, layers) for at in range(peers)], layers)
         return made
 
-    def others(self, count: int, tokens: int = 1) -> None:
+    def run_others(self, count: int, tokens: int = 1) -> None:
         """So many circuits of other people's are in use."""
         self.running = [
             circuit_of(hops_of(self.state["peers"], turn=1 + at), at, tokens=tokens) for at in range(count)
