@@ -10,6 +10,7 @@ epoch, as after a loss.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from molink.peer.engine.kept_copy import KeptCopy
 from molink.peer.engine.sessions import ServedSession, SessionPlan, SessionTable
@@ -169,6 +170,17 @@ class PreparedEpochs:
             if known.hop > 0 and len(known.waiting) < MOST_FRAMES:
                 known.waiting.append(lambda: self._stepper.on_activations(link, frame, header))
                 self._begin(known, row.position)
+
+    def on_guesses(self, link: Link, header: pb.Guesses) -> None:
+        """A head tells guesses. Those of an epoch that has not begun at its tail here come before its first rows: the
+        stepper hears them as soon as it has."""
+        for guess in header.guesses if self._prepared else ():
+            known = self._prepared.get(guess.session)
+            if known is None or known.key.epoch != guess.epoch or known.hop != len(known.plan.hops) - 1:
+                continue
+            if known.plan.hops[0].peer_id == link.peer_id and len(known.waiting) < MOST_FRAMES:
+                told = pb.Guesses(guesses=[guess])
+                known.waiting.append(partial(self._stepper.on_guesses, link, told))
 
     def on_history(self, link: Link, history: pb.History) -> None:
         """The client tells the tail what the sequence is. If the epoch has not begun the stepper hears it as soon as it
