@@ -137,10 +137,10 @@ class PreparedEpochs:
         except LinkError as error:
             self.forget(plan.key, link.peer_id)
             raise RequestRefused("link", error.reason, peer_id=error.peer_id) from error
-        lacking = self._lacking_tokens(plan.key.session)
+        lacking = _lacking_tokens(self._copy(plan.key.session))
         while lacking > LACKING_TOKENS and clock() < until_s:
             await asyncio.sleep(LOOK_EVERY_S)
-            lacking = self._lacking_tokens(plan.key.session)
+            lacking = _lacking_tokens(self._copy(plan.key.session))
         if self._prepared.get(plan.key.session) is not known:
             raise RequestRefused("epoch", "another epoch has taken the place of this one")
         self._require_cache(link, plan, hop)
@@ -261,13 +261,6 @@ class PreparedEpochs:
     def _copy(self, session: bytes) -> KeptCopy | None:
         return None if self._copying is None else self._copying.keeper.find(session)
 
-    def _lacking_tokens(self, session: bytes) -> int:
-        """What the copy here lacks; 0 for a hop that stays."""
-        copy = self._copy(session)
-        if copy is None:
-            return 0
-        return copy.plan.capacity_tokens if not copy.intake.kept_tokens else copy.intake.lacking_tokens
-
     def _left_head(self, move: pb.Move) -> str:
         """The head of the epoch that the session is in, as its client has told this peer."""
         session, copy = self._sessions.get(move.session, move.epoch), self._copy(move.session)
@@ -359,3 +352,10 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
+
+
+def _lacking_tokens(copy: KeptCopy | None) -> int:
+    """What the copy here lacks; 0 without one, as at a hop that stays."""
+    if copy is None:
+        return 0
+    return copy.plan.capacity_tokens if not copy.intake.kept_tokens else copy.intake.lacking_tokens
