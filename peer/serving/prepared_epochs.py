@@ -10,6 +10,7 @@ epoch, as after a loss.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from molink.peer.engine.kept_copy import KeptCopy
 from molink.peer.engine.sessions import ServedSession, SessionPlan, SessionTable
@@ -136,10 +137,10 @@ class PreparedEpochs:
         except LinkError as error:
             self.forget(plan.key, link.peer_id)
             raise RequestRefused("link", error.reason, peer_id=error.peer_id) from error
-        lacking = self._lacking_tokens(plan.key.session)
+        lacking = _lacking_tokens(self._copy(plan.key.session))
         while lacking > LACKING_TOKENS and clock() < until_s:
             await asyncio.sleep(LOOK_EVERY_S)
-            lacking = self._lacking_tokens(plan.key.session)
+            lacking = _lacking_tokens(self._copy(plan.key.session))
         if self._prepared.get(plan.key.session) is not known:
             raise RequestRefused("epoch", "another epoch has taken the place of this one")
         self._require_cache(link, plan, hop)
@@ -169,6 +170,17 @@ class PreparedEpochs:
             if known.hop > 0 and len(known.waiting) < MOST_FRAMES:
                 known.waiting.append(lambda: self._stepper.on_activations(link, frame, header))
                 self._begin(known, row.position)
+
+    def on_guesses(self, link: Link, header: pb.Guesses) -> None:
+        """A head tells guesses. Those of an epoch that has not begun at its tail here come before its first rows: the
+        stepper hears them as soon as it has."""
+        for guess in header.guesses if self._prepared else ():
+            known = self._prepared.get(guess.session)
+            if known is None or known.key.epoch != guess.epoch or known.hop != len(known.plan.hops) - 1:
+                continue
+            if known.plan.hops[0].peer_id == link.peer_id and len(known.waiting) < MOST_FRAMES:
+                told = pb.Guesses(guesses=[guess])
+                known.waiting.append(partial(self._stepper.on_guesses, link, told))
 
     def on_history(self, link: Link, history: pb.History) -> None:
         """The client tells the tail what the sequence is. If the epoch has not begun the stepper hears it as soon as it
@@ -248,13 +260,6 @@ class PreparedEpochs:
 
     def _copy(self, session: bytes) -> KeptCopy | None:
         return None if self._copying is None else self._copying.keeper.find(session)
-
-    def _lacking_tokens(self, session: bytes) -> int:
-        """What the copy here lacks; 0 for a hop that stays."""
-        copy = self._copy(session)
-        if copy is None:
-            return 0
-        return copy.plan.capacity_tokens if not copy.intake.kept_tokens else copy.intake.lacking_tokens
 
     def _left_head(self, move: pb.Move) -> str:
         """The head of the epoch that the session is in, as its client has told this peer."""
@@ -347,3 +352,10 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
+
+
+def _lacking_tokens(copy: KeptCopy | None) -> int:
+    """What the copy here lacks; 0 without one, as at a hop that stays."""
+    if copy is None:
+        return 0
+    return copy.plan.capacity_tokens if not copy.intake.kept_tokens else copy.intake.lacking_tokens

@@ -100,6 +100,7 @@ class PeerService:
             stepper.on_tokens(link, header)
         elif isinstance(header, pb.Guesses):
             stepper.on_guesses(link, header)
+            prepared.on_guesses(link, header)
         elif isinstance(header, pb.Stepped):
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
