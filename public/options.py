@@ -113,8 +113,8 @@ class Configuration:
     operator: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to tell how its machine "
-            "is; may be given again. Nobody's, unless told.",
+            "Identity whose orders this peer takes, such as a gateway's: to drain, to leave, to serve another model, "
+            "to tell how its machine is; may be given again. Nobody's, unless told.",
             "ID",
         ),
     ] = None

@@ -6,6 +6,7 @@ from molink.client.api.generation import Generation, TextPiece
 from molink.client.api.generation_trace import GenerationTrace
 from molink.client.api.opened_swarm import OpenedSwarm
 from molink.client.api.sampling import Sampling
+from molink.client.epochs.shared_prompt import PromptTurn, SharedPrompt
 from molink.client.errors import InvalidRequest
 from molink.client.text.tool_calls import ToolCallStream
 from molink.shards.spec import SamplingParams
@@ -31,18 +32,22 @@ async def generation_events(
     """
     check_timeout(timeout_s)
     trace = GenerationTrace.begin(opened.spec.name)
-    speculation, ids = await opened.speculation(sampling), await encoded()
-    session = opened.session(ids, params, speculation, trace_context=b"" if trace is None else trace.context)
-    if trace is not None:
-        trace.follow(session)
-    pieces = opened.pieces(session, params, timeout_s, calls)
-    try:
-        async for piece in pieces:
-            yield piece
-    finally:
-        await pieces.aclose()
+    context = b"" if trace is None else trace.context
+    with PromptTurn(sampling.get("shared_prompt") or SharedPrompt()) as turn:
+        speculation, ids = await opened.speculation(sampling), await encoded()
+        await turn.wait()
+        session = opened.session(ids, params, speculation, trace_context=context, turn=turn)
         if trace is not None:
-            trace.end()
+            trace.follow(session)
+        pieces = opened.pieces(session, params, timeout_s, calls)
+        try:
+            async for piece in pieces:
+                turn.note_token()
+                yield piece
+        finally:
+            await pieces.aclose()
+            if trace is not None:
+                trace.end()
 
 
 def check_timeout(timeout_s: float) -> None:

@@ -19,7 +19,14 @@ from molink.client.api.sampling import Sampling, checked_prediction, checked_spe
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
-from molink.client.circuit.session_request import GUESS_SCOPE, SPECULATES, SessionRequest, Speculation
+from molink.client.circuit.session_request import (
+    GUESS_SCOPE,
+    SPECULATES,
+    SessionRequest,
+    Speculation,
+    begin_at_once,
+)
+from molink.client.epochs.shared_prompt import PromptTurn
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
 from molink.client.text.demanded_calls import CallChoice, DemandedCalls, grammar_of_calls
@@ -132,8 +139,12 @@ class OpenedSwarm:
         *,
         trace: bool = False,
         trace_context: bytes = b"",
+        turn: PromptTurn | None = None,
     ) -> ClientSession:
-        """Makes a session that has not begun."""
+        """Makes a session that has not begun. It begins where the prompt of its `turn` was computed, else on a circuit
+        that is held, if there is one."""
+        held = self.held.take()
+        shared = None if turn is None else turn.computed_on
         asked = SessionRequest(
             ids,
             params,
@@ -142,7 +153,8 @@ class OpenedSwarm:
             self.options.partners == "auto",
             speculation,
             trace_context,
-            self.held.take(),
+            shared or held,
+            begin_at_once if turn is None else turn.stand,
         )
         return ClientSession(self.circuit_builder, asked, self.options.report)
 

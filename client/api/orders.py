@@ -9,12 +9,14 @@ from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 ANSWERS_WITHIN_S: Final = 10.0
-ACTIONS: Final = ("status", "drain", "resume", "leave")
+ACTIONS: Final = ("status", "drain", "resume", "leave", "serve")
 MOST_BYTES: Final = 1024 * 1024
 
 
-async def send_order(connection: SwarmConnection, peer_id: str, action: str) -> dict[str, Any]:
-    """Sends one of ACTIONS to a peer; returns what it says.
+async def send_order(
+    connection: SwarmConnection, peer_id: str, action: str, model: str = ""
+) -> dict[str, Any]:
+    """Sends one of ACTIONS to a peer, with the model of `serve`; returns what it says.
 
     Raises:
         InvalidRequest: there is no such order, or the peer does not take it from this client.
@@ -27,7 +29,8 @@ async def send_order(connection: SwarmConnection, peer_id: str, action: str) -> 
         raise SwarmUnavailable(f"no peer {peer_id} is known in this swarm")
     try:
         link = await connection.links.to(view.facts)
-        response, payload = await link.request(pb.Request(order=pb.Order(action=action)), ANSWERS_WITHIN_S)
+        order = pb.Request(order=pb.Order(action=action, model=model))
+        response, payload = await link.request(order, ANSWERS_WITHIN_S)
     except LinkError as error:
         raise SwarmUnavailable(f"peer {peer_id} does not answer: {as_said(error.reason)}") from error
     if response.WhichOneof("body") == "refusal":

@@ -3,15 +3,25 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypedDict
 
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.errors import InvalidRequest
 from molink.shards.grammar import Grammar, GrammarError
 from molink.shards.spec import SamplingError, SamplingParams
 
 
-class Sampling(TypedDict, total=False):
+class SpeedHints(TypedDict, total=False):
+    """Keyword arguments that change how fast tokens come, and no token: `speculation` (`auto`, `off`); `prediction`,
+    text or token ids that are likely to be generated; `shared_prompt`, which generations of one prompt have in common
+    so that it is computed once."""
+
+    speculation: str | None
+    prediction: str | Sequence[int] | None
+    shared_prompt: SharedPrompt | None
+
+
+class Sampling(SpeedHints, total=False):
     """Keyword arguments of `generate` and its kin; meanings, ranges and defaults are those of `SamplingParams`. A
-    grammar may be asked for as OpenAI's `response_format` too. `speculation` (`auto`, `off`) and `prediction`, text or
-    token ids that are likely to be generated, change how fast tokens come, and no token."""
+    grammar may be asked for as OpenAI's `response_format` too."""
 
     max_new_tokens: int
     temperature: float
@@ -30,13 +40,10 @@ class Sampling(TypedDict, total=False):
     min_tokens: int
     grammar: Grammar | None
     response_format: Mapping[str, object] | None
-    speculation: str | None
-    prediction: str | Sequence[int] | None
 
 
 MOST_PREDICTION_BYTES: Final = 64 * 1024
 MOST_PREDICTION_TOKENS: Final = MOST_PREDICTION_BYTES // 4
-_OF_SPECULATION: Final = ("speculation", "prediction")
 
 
 def checked_params(params: SamplingParams | None, sampling: Sampling) -> SamplingParams:
@@ -46,20 +53,20 @@ def checked_params(params: SamplingParams | None, sampling: Sampling) -> Samplin
         InvalidRequest: both are given, or an argument is unknown, of another type or out of range: `parameter` says
             which.
     """
-    drawing = [name for name in sampling if name not in _OF_SPECULATION]
+    drawing = [name for name in sampling if name not in SpeedHints.__annotations__]
     if params is not None and drawing:
         raise InvalidRequest(f"give either params or {', '.join(drawing)}, not both", "params")
     if params is not None:
         return params
     for name in drawing:
         if name not in Sampling.__annotations__:
-            raise InvalidRequest(
-                f"there is no {name}: choose from {', '.join(Sampling.__annotations__)}", name
-            )
+            hints = SpeedHints.__annotations__
+            known = [*(one for one in Sampling.__annotations__ if one not in hints), *hints]
+            raise InvalidRequest(f"there is no {name}: choose from {', '.join(known)}", name)
     given = {
         name: _as_tuple(value)
         for name, value in sampling.items()
-        if name != "response_format" and name not in _OF_SPECULATION
+        if name != "response_format" and name not in SpeedHints.__annotations__
     }
     if sampling.get("response_format") is not None:
         if sampling.get("grammar") is not None:

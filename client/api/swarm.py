@@ -145,15 +145,15 @@ class AsyncSwarm:
         )
         return tuple(dict.fromkeys((*self.connection.initial_peers, *known)))
 
-    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
+    async def order(self, peer_id: str, action: str, model: str = "") -> dict[str, Any]:
         """Has a peer that takes this client's orders (`molink-peer join --operator ID`) tell its `status`, `drain`,
-        `resume` after that, or `leave`; returns what it says.
+        `resume` after that, `leave`, or `serve` another `model`; returns what it says.
 
         Raises:
             InvalidRequest: there is no such order, or the peer does not take it from this client.
             SwarmUnavailable: the peer cannot be reached, or cannot do it now.
         """
-        return await send_order(self.connection, peer_id, action)
+        return await send_order(self.connection, peer_id, action, model)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""

@@ -1,7 +1,7 @@
 """Session request: what one generation asks of a swarm, and the descriptor that tells every hop of its circuits."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -32,6 +32,10 @@ class Speculation:
 SPECULATES = Speculation()
 
 
+async def begin_at_once(_: PlannedRoute) -> None:
+    """Waits for nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
     """Session request: the prompt's token ids and how to go on from them."""
@@ -48,6 +52,8 @@ class SessionRequest:
     """Of the span that hops' spans are parts of (`molink.tracing`); empty: they write none."""
     begins_on: PlannedRoute | None = None
     """The circuit to try before another is planned."""
+    stands: Callable[[PlannedRoute], Awaitable[None]] = begin_at_once
+    """Told of each circuit that stands; the session begins on it when this returns."""
 
 
 def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) -> pb.SessionDescriptor:

@@ -1,4 +1,5 @@
-"""What becomes of a generation's circuits, as values: events and effects, which leases are kept, and the log.
+"""What becomes of a generation's circuits: events and effects as values, which leases are kept, the log, and the prompt
+that several share.
 
 Begin in `circuit_events.py`.
 """

@@ -93,7 +93,7 @@ def create_app(
     _add_openai(app, gateway)
     _add_usage(app, gatekeeper)
     _add_anthropic(app, gateway)
-    _add_tokens(app, Tokenizing(models))
+    _add_tokens(app, Tokenizing(models, gatekeeper, metrics))
     _add_probes(app, gateway, metrics)
     add_page(app, feed)
     documents.describe_api(app)
@@ -193,17 +193,17 @@ def _add_tokens(app: FastAPI, tokenizing: Tokenizing) -> None:
     @app.post(COUNT_TOKENS, **messages_answers(documents.CountDocument))
     async def count_tokens(body: CountRequest, request: Request) -> dict[str, Any]:
         """Counts the tokens of a message before it is asked."""
-        return await tokenizing.count_tokens(body, request.state.caller)
+        return await tokenizing.count_tokens(body, request)
 
     @app.post(TOKENIZE, **answers(documents.TokensDocument))
     async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Makes token ids of a text or a chat, as the model would get them."""
-        return await tokenizing.tokenize(body, request.state.caller)
+        return await tokenizing.tokenize(body, request)
 
     @app.post(DETOKENIZE, **answers(documents.TextDocument))
     async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """Makes text of token ids."""
-        return await tokenizing.detokenize(body, request.state.caller)
+        return await tokenizing.detokenize(body, request)
 
 
 def _add_probes(app: FastAPI, gateway: Gateway, metrics: Metrics) -> None:

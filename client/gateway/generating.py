@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.circuit.session_request import GUESS_SCOPE
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.errors import SwarmError, SwarmUnavailable
 from molink.client.gateway.accounts.admitted import AdmittedRequest, estimated_tokens, tokens_of_bytes
 from molink.client.gateway.accounts.errors import QuotaExceeded
@@ -46,7 +47,7 @@ OPENS_AFTER_S: Final = 5.0
 """A stream of which nothing has come for so long says that it goes on; the first time, that decides that the answer is
 a stream and no error with a status of its own."""
 SHARED_PROMPT_BYTES: Final = 512
-"""Choices of a prompt of so much text are drawn after it was computed once; shorter ones are sooner there at once."""
+"""Choices of a prompt of so much text, or so many tokens, begin once it was computed; of a shorter one at once."""
 
 
 Asked = TypeVar("Asked", CompletionRequest, ChatRequest, ResponseRequest, MessageRequest)
@@ -98,14 +99,18 @@ class Gateway:
         jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
         echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
         answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
+        shared = [_shared_prompt(body.choices, len(prompt)) for prompt in prompts]
         streams = [
             swarm.stream_events(
-                prompt, params=params, timeout_s=FORMATION_TIMEOUT_S, prediction=body.predicted
+                prompt,
+                params=params,
+                timeout_s=FORMATION_TIMEOUT_S,
+                prediction=body.predicted,
+                shared_prompt=shared[at // body.choices],
             )
-            for prompt, params in jobs
+            for at, (prompt, params) in enumerate(jobs)
         ]
-        is_long = any(len(prompt) >= SHARED_PROMPT_BYTES for prompt in prompts)
-        choices = Choices(streams, body.choices if is_long else 1)
+        choices = Choices(streams)
         estimates = [estimated_tokens(prompt) for prompt in prompts]
         admitted = await self._admit(request, swarm.model, estimates, [params for _, params in jobs])
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
@@ -313,6 +318,7 @@ def _chat_choices(
 ) -> Choices:
     """Generations of one chat, one for each way to draw. `parameter` is what its text came in."""
     require_possible(chat.text_bytes, swarm.model, parameter)
+    shared = _shared_prompt(len(params), chat.text_bytes)
     streams = [
         swarm.stream_chat_events(
             chat.messages,
@@ -322,10 +328,16 @@ def _chat_choices(
             params=one,
             timeout_s=FORMATION_TIMEOUT_S,
             prediction=prediction,
+            shared_prompt=shared,
         )
         for one in params
     ]
-    return Choices(streams, len(params) if chat.text_bytes >= SHARED_PROMPT_BYTES else 1)
+    return Choices(streams)
+
+
+def _shared_prompt(choices: int, size: int) -> SharedPrompt | None:
+    """Returns what choices of a prompt of that size have in common; None: they begin at once."""
+    return SharedPrompt() if choices > 1 and size >= SHARED_PROMPT_BYTES else None
 
 
 async def _next(batches: AsyncGenerator[list[tuple[int, TextPiece]], None]) -> list[tuple[int, TextPiece]]:

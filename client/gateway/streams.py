@@ -24,12 +24,8 @@ class Choices:
     way.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[TextPiece]], together: int = 1) -> None:
-        """`together`: so many generations behind one another go on from one prompt, and the others wait for the first
-        token of the first: then its keys and values are there, and theirs are not computed again."""
+    def __init__(self, streams: Sequence[AsyncIterator[TextPiece]]) -> None:
         self._streams = streams
-        self._together = together
-        self._begun = [asyncio.Event() for _ in streams]
         self._queue: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue(QUEUED_PIECES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(streams)
@@ -96,11 +92,7 @@ class Choices:
 
     async def _pump(self, choice: int, stream: AsyncIterator[TextPiece]) -> None:
         try:
-            first = choice - choice % self._together
-            if first != choice:
-                await self._begun[first].wait()
             async for piece in stream:
-                self._begun[choice].set()
                 self._on_piece(choice, piece)
                 await self._queue.put((choice, piece))
                 if piece.finish_reason is not None:
@@ -109,7 +101,6 @@ class Choices:
         except Exception as error:  # noqa: BLE001 - it goes to whoever waits in next()
             await self._queue.put((choice, error))
         finally:
-            self._begun[choice].set()
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()

@@ -2,13 +2,17 @@
 
 from typing import Any, Final
 
+from fastapi import Request
+
 from molink.client.errors import InvalidRequest
-from molink.client.gateway.accounts.gatekeeper import Caller
+from molink.client.gateway.accounts.errors import QuotaExceeded
+from molink.client.gateway.accounts.gatekeeper import Caller, Gatekeeper
 from molink.client.gateway.apis.chat_input import ChatInput
 from molink.client.gateway.apis.messages import CountRequest
 from molink.client.gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.models.swarm_protocol import ServingSwarm
+from molink.client.gateway.telemetry.metrics import Metrics
 from molink.shards.spec import ModelSpec
 
 MAX_TOKEN_BYTES: Final = 128
@@ -18,17 +22,19 @@ MAX_TOKEN_BYTES: Final = 128
 class Tokenizing:
     """The routes' work that generates nothing."""
 
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: ServedModels, gatekeeper: Gatekeeper, metrics: Metrics) -> None:
         self._models = models
+        self._gatekeeper = gatekeeper
+        self._metrics = metrics
 
-    async def count_tokens(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
+    async def count_tokens(self, body: CountRequest, request: Request) -> dict[str, Any]:
         """POST /v1/messages/count_tokens."""
-        swarm = await self._models.get(body.model, caller)
+        swarm = await self._admitted(body.model, request)
         return {"input_tokens": len(await chat_tokens(swarm, body.chat()))}
 
-    async def tokenize(self, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """POST /tokenize."""
-        swarm = await self._asked_or_first(body.model, caller)
+        swarm = await self._admitted(body.model, request)
         chat, spec = body.chat(), swarm.model
         if chat is not None:
             tokens = await chat_tokens(swarm, chat)
@@ -44,13 +50,23 @@ class Tokenizing:
             "token_strs": texts,
         }
 
-    async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> dict[str, Any]:
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """POST /detokenize."""
-        swarm = await self._asked_or_first(body.model, caller)
+        swarm = await self._admitted(body.model, request)
         return {"prompt": swarm.detokenize(body.tokens)}
 
-    async def _asked_or_first(self, model: str | None, caller: Caller) -> ServingSwarm:
-        return await self._models.get(self._models.first.model.name if model is None else model, caller)
+    async def _admitted(self, model: str | None, request: Request) -> ServingSwarm:
+        """The model that is asked for, or else the first one. It costs the key a request, and no tokens."""
+        caller: Caller = request.state.caller
+        swarm = await self._models.get(self._models.first.model.name if model is None else model, caller)
+        try:
+            admitted = await self._gatekeeper.admit(caller, swarm.model, (), 0)
+        except QuotaExceeded as error:
+            self._metrics.refused(error.kind)
+            raise
+        request.state.rate_limits = admitted.headers()
+        admitted.end()
+        return swarm
 
 
 async def chat_tokens(swarm: ServingSwarm, chat: ChatInput) -> tuple[int, ...]:

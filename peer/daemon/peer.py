@@ -15,6 +15,7 @@ from molink.dht.records.description import describe_swarm
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
 from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
+from molink.peer.daemon.model_switch import ModelSwitch
 from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
@@ -64,22 +65,53 @@ class Peer:
         self.addresses: tuple[str, ...] = ()
         self.metrics = PeerMetrics()
         self._settings = settings
+        self._state = state
+        self._progress = report
+        self._read_machine = read_machine
+        self._switch = ModelSwitch()
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
-        self._bootstrap = Bootstrap(settings, state, self.metrics, self._changed, report, read_machine, self)
         self._parts: PeerParts | None = None
 
     async def run(self, on_ready: Callable[["Peer"], None]) -> None:
-        """Joins, serves, and returns when it has left.
+        """Joins, serves, and returns when it has left. With another model that its operator orders it joins anew; if
+        that cannot be served, with the one before.
 
         Raises:
             PeerError: it cannot; the sentence says what to do.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        settings: JoinSettings | None = self._settings
+        while settings is not None:
+            self._settings = settings
+            try:
+                await self._live(on_ready)
+                settings = self._switch.next_settings(settings)
+            except PeerError as error:
+                settings = self._switch.go_back(self._settings.options.model or "", str(error))
+                if settings is None:
+                    raise
+                say(f"{self._switch.reason}; serving {settings.options.model} again")
+            if settings is not None:
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        """What was of the life before is over, and its memory free."""
+        self._parts, self.metrics = None, PeerMetrics()
+        self._leaving.clear()
+        gc.unfreeze()
+        gc.collect()
+
+    async def _live(self, on_ready: Callable[["Peer"], None]) -> None:
+        """With one model, from join to leave. Raises PeerError."""
+        bootstrap = Bootstrap(
+            self._settings, self._state, self.metrics, self._changed, self._progress, self._read_machine, self
+        )
         try:
             async with AsyncExitStack() as stack:
-                parts = self._parts = await self._bootstrap.open(stack)
+                parts = self._parts = await bootstrap.open(stack)
+                self._switch.stand()
                 self.metrics.watch_serving(parts.model.spec.name, self._serving_state)
                 await parts.announcer.announce(facts_too=True)
                 await stack.enter_async_context(
@@ -115,6 +147,7 @@ class Peer:
 
     def leave(self, *, at_once: bool = False) -> None:
         """Drains and stops; `at_once` without draining. Call it on the loop."""
+        self._switch.cancel()
         self._leaving.set()
         if at_once:
             self._at_once.set()
@@ -176,6 +209,8 @@ class Peer:
             "sessions": len(leases.leases),
             "draining": leases.gate.is_closed,
             "leaving": self._leaving.is_set(),
+            "serves_next": self._switch.wanted,
+            "not_served": self._switch.reason,
             "paused": parts.pausing.paused_for,
             "addresses": [*facts.addresses, *facts.grpc_addresses],
             "machine": await asyncio.to_thread(describe_machine),
@@ -204,6 +239,19 @@ class Peer:
         parts = self._serving_parts()
         say("Leaving, as its operator orders")
         self.leave()
+        return {"sessions": len(parts.leases.leases)}
+
+    async def serve(self, model: str) -> dict[str, Any]:
+        """Leaves the swarm once its sessions have ended, within DRAIN_S, and joins it anew with that model."""
+        parts = self._serving_parts()
+        if self._leaving.is_set() and self._switch.wanted is None:
+            raise OrderRefused("this peer is leaving already")
+        if model == parts.model.spec.name and not self._leaving.is_set():
+            self._switch.reason = None
+        else:
+            say(f"Serving {model} when running sessions have ended, as the operator orders")
+            self._switch.order(model)
+            self._leaving.set()
         return {"sessions": len(parts.leases.leases)}
 
     def _serving_parts(self) -> PeerParts:

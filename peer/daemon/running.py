@@ -237,6 +237,7 @@ async def run_until_left(
             say(f"Invite others: {invite}")
             say(f"Ask it: molink chat --initial-peers {ready.addresses[0]}{_key_option(private=private)}")
         say("ready")
+        view.end()  # of the model before, if its operator has ordered another
         view.begin(ready.own_status, invite)
 
     def leave(at_once: bool) -> None:

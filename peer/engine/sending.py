@@ -115,7 +115,8 @@ class FrameSender:
     def _post(self, link: Link, frame: StepFrame) -> bool:
         message = self._message(frame)
         sessions = tuple([one.session.key.session for one in frame.steps])
-        traffic_class = TrafficClass.PREFILL if frame.prefill else TrafficClass.DECODE
+        is_bulk = frame.prefill and not frame.is_short
+        traffic_class = TrafficClass.PREFILL if is_bulk else TrafficClass.DECODE
         return link.post(message.header, message.payload, traffic_class, sessions, frame.due_s)
 
     def _message(self, frame: StepFrame) -> _Message:

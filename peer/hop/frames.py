@@ -8,9 +8,12 @@ that found the link full and the one that the engine had begun by then.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 from molink.peer.hop.session import Credit, DrawnToken, HopStep, Payload, Session
+
+SHORT_PROMPT_TOKENS: Final = 16
+"""What is computed of a prompt whose other blocks are shared, at most: choices of one prompt begin so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,16 +35,23 @@ class OutgoingFrame(Generic[Session, Payload]):
         return self.steps[0].prefill
 
     @property
+    def is_short(self) -> bool:
+        """Whether these are rows of short, whole prompts alone: as many as a trip with guesses has, and no chunk goes
+        before them, so that they may go as decode rows do."""
+        return all(_is_short(one) for one in self.steps)
+
+    @property
     def due_s(self) -> float:
         """Of prompts: when they are due; 0 where nobody heeds it."""
-        return self.steps[0].session.prefill.due_s if self.steps[0].prefill else 0.0
+        return self.steps[0].session.prefill.due_s if self.prefill and not self.is_short else 0.0
 
 
 def frames_of(
     steps: Sequence[HopStep[Session, Payload]], *, prompts_apart: bool, output: object = None
 ) -> list[OutgoingFrame[Session, Payload]]:
     """A micro-batch's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one
-    frame, and those of prompts in another, or in one for each.
+    frame, and those of prompts in another, or in one for each but for short ones, which the next hop is to compute
+    together as well.
 
     In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
     """
@@ -57,11 +67,28 @@ def frames_of(
     for (peer_id, encoding), parts in ways.items():
         decode = [part for part in parts if not part[0].prefill]
         prefill = [part for part in parts if part[0].prefill]
-        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
+        for together in (decode, *_apart(prefill)) if prompts_apart else (decode, prefill):
             if together:
                 whose, firsts = zip(*together, strict=True)
                 frames.append(OutgoingFrame(peer_id, encoding, whose, firsts, output))
     return frames
+
+
+def _apart(
+    prefill: Sequence[tuple[HopStep[Session, Payload], int]],
+) -> Iterable[list[tuple[HopStep[Session, Payload], int]]]:
+    """Each prompt for itself, so that it can go as it is due; what is short and whole goes in one."""
+    short: list[tuple[HopStep[Session, Payload], int]] = []
+    for part in prefill:
+        if _is_short(part[0]):
+            short.append(part)
+        else:
+            yield [part]
+    yield short
+
+
+def _is_short(one: HopStep[Any, Any]) -> bool:
+    return one.prefill and one.step == 0 and one.draws > 0 and one.tokens <= SHORT_PROMPT_TOKENS
 
 
 def _firsts(steps: Sequence[HopStep[Any, Any]]) -> list[int]:

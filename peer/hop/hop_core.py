@@ -363,12 +363,14 @@ class HopCore(Generic[Session, Payload]):
         progress.end = position + tokens
 
     def _forward(self, event: events.BatchComputed[Session, Payload]) -> None:
-        """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own, and what
+        """To each next hop its rows in order. Where prompts go as they are due, long ones have a frame each, and what
         was computed of one after its session ended goes nowhere: the chunk before it may have been dropped."""
         apart = self._settings.uses_deadlines
         frames = event.frames or frames_of(event.through, prompts_apart=apart, output=event.output)
         if apart:
-            frames = [one for one in frames if not (one.prefill and one.steps[0].session.ended)]
+            frames = [
+                one for one in frames if not one.prefill or any(not step.session.ended for step in one.steps)
+            ]
         if len(frames) == 1 and not self._held:
             self._effects.append(events.ForwardRows(frames[0].peer_id, frames))
             return

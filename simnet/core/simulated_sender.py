@@ -86,10 +86,9 @@ class SimulatedSender:
 
     def _post(self, frame: OutgoingFrame[SimulatedSession, None]) -> bool:
         steps = frame.steps
-        if prefill := steps[0].prefill:
-            traffic_class, due_s, tokens = _PREFILL, frame.due_s, sum([one.tokens for one in steps])
-        else:
-            traffic_class, due_s, tokens = _DECODE, 0.0, sum([one.tokens for one in steps])
+        prefill, tokens = frame.prefill, sum([one.tokens for one in steps])
+        is_bulk = prefill and not frame.is_short
+        traffic_class, due_s = (_PREFILL, frame.due_s) if is_bulk else (_DECODE, 0.0)
         rows = [
             (one.session.after, one.step, one.tokens, one.draws, prefill, one.position, None) for one in steps
         ]

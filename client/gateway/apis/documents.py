@@ -21,38 +21,38 @@ SECURITY_SCHEMES: Final = {
 }
 
 
-class _Document(BaseModel):
+class Document(BaseModel):
     """A document with these fields and no others."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Document):
+class ErrorDetail(Document):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorDocument(_Document):
+class ErrorDocument(Document):
     """Why a request was refused, in OpenAI's shape."""
 
     error: ErrorDetail
 
 
-class MessagesErrorDetail(_Document):
+class MessagesErrorDetail(Document):
     type: str
     message: str
 
 
-class MessagesErrorDocument(_Document):
+class MessagesErrorDocument(Document):
     """Why a request was refused, in Anthropic's shape."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
 
 
-class ModelDocument(_Document):
+class ModelDocument(Document):
     """A model that may be asked for: its name, and its hash, by which it may be asked for too."""
 
     id: str
@@ -63,23 +63,23 @@ class ModelDocument(_Document):
     context_length: int | None
 
 
-class ModelListDocument(_Document):
+class ModelListDocument(Document):
     object: Literal["list"]
     data: list[ModelDocument]
 
 
-class CachedDetail(_Document):
+class CachedDetail(Document):
     cached_tokens: int
 
 
-class GuessedDetail(_Document):
+class GuessedDetail(Document):
     """Of the tokens that were guessed, those that became tokens of the answer, and the others."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class UsageDetail(_Document):
+class UsageDetail(Document):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -87,21 +87,21 @@ class UsageDetail(_Document):
     completion_tokens_details: GuessedDetail
 
 
-class CompletionLogprobs(_Document):
+class CompletionLogprobs(Document):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
-class CompletionChoice(_Document):
+class CompletionChoice(Document):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
-class CompletionDocument(_Document):
+class CompletionDocument(Document):
     """A completion. As events, each has a part of it; the last one is `[DONE]`."""
 
     id: str
@@ -113,7 +113,7 @@ class CompletionDocument(_Document):
     usage: UsageDetail
 
 
-class ScoredToken(_Document):
+class ScoredToken(Document):
     token: str
     logprob: float
     bytes: list[int]
@@ -123,17 +123,17 @@ class ScoredChoiceToken(ScoredToken):
     top_logprobs: list[ScoredToken]
 
 
-class ChatLogprobs(_Document):
+class ChatLogprobs(Document):
     content: list[ScoredChoiceToken]
     refusal: None
 
 
-class CalledFunctionDocument(_Document):
+class CalledFunctionDocument(Document):
     name: str
     arguments: str
 
 
-class ToolCallDocument(_Document):
+class ToolCallDocument(Document):
     id: str
     type: Literal["function"]
     function: CalledFunctionDocument
@@ -148,14 +148,14 @@ class ChatMessageDocument(BaseModel):
     tool_calls: list[ToolCallDocument] = []
 
 
-class ChatChoice(_Document):
+class ChatChoice(Document):
     index: int
     message: ChatMessageDocument
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class ChatDocument(_Document):
+class ChatDocument(Document):
     """An answer in a chat. As events, each has a part of it (`chat.completion.chunk`); the last one is `[DONE]`."""
 
     id: str
@@ -180,7 +180,7 @@ class ResponseDocument(BaseModel):
     usage: dict[str, JsonValue]
 
 
-class DeletedDocument(_Document):
+class DeletedDocument(Document):
     """What is not kept any longer."""
 
     id: str
@@ -188,14 +188,14 @@ class DeletedDocument(_Document):
     deleted: bool
 
 
-class MessagesUsage(_Document):
+class MessagesUsage(Document):
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
 
 
-class MessageDocument(_Document):
+class MessageDocument(Document):
     """A message in Anthropic's Messages API; as events, those of that API."""
 
     id: str
@@ -208,11 +208,11 @@ class MessageDocument(_Document):
     usage: MessagesUsage
 
 
-class CountDocument(_Document):
+class CountDocument(Document):
     input_tokens: int
 
 
-class TokensDocument(_Document):
+class TokensDocument(Document):
     """The token ids of a text or a chat."""
 
     count: int
@@ -221,13 +221,13 @@ class TokensDocument(_Document):
     token_strs: list[str] | None
 
 
-class TextDocument(_Document):
+class TextDocument(Document):
     """The text of token ids."""
 
     prompt: str
 
 
-class UsageDayDocument(_Document):
+class UsageDayDocument(Document):
     """What one key has used of one model in one day (UTC)."""
 
     day: str
@@ -238,12 +238,12 @@ class UsageDayDocument(_Document):
     completion_tokens: int
 
 
-class UsageDocument(_Document):
+class UsageDocument(Document):
     object: Literal["usage"]
     data: list[UsageDayDocument]
 
 
-class StatusDocument(_Document):
+class StatusDocument(Document):
     status: Literal["ok", "ready"]
 
 
@@ -256,11 +256,11 @@ REFUSED: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def answers(document: type[BaseModel], *, events: bool = False) -> dict[str, Any]:
+def answers(document: type[BaseModel], *, events: bool = False, status: int = 200) -> dict[str, Any]:
     """What a route is declared with that answers with a document; `events`: in a stream too, where it is asked to."""
     described: dict[str, Any] = {"model": document, "description": _said(document)}
     done = described | ({"content": EVENTS} if events else {})
-    return {"responses": {200: done}, "response_model": None}
+    return {"responses": {status: done}, "response_model": None, "status_code": status}
 
 
 def messages_answers(document: type[BaseModel], *, events: bool = False) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Unpack
 
 from molink.client.api.generation import TextPiece
+from molink.client.api.sampling import SpeedHints
 from molink.client.text.demanded_calls import CallChoice
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -51,7 +52,7 @@ class ServingSwarm(WatchedSwarm, Protocol):
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]: ...
 
     def stream_chat_events(
@@ -63,7 +64,7 @@ class ServingSwarm(WatchedSwarm, Protocol):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]: ...
 
     async def tokenize(self, text: str) -> tuple[int, ...]: ...

@@ -27,14 +27,17 @@ from molink.client.gateway.services.service import (
 DRAINS_WITHIN_S: Final = 35.0
 """A peer that is drained gives its sessions 30 s."""
 GOES_WITHIN_S: Final = 60.0
+SERVES_WITHIN_S: Final = 3600.0
+"""A model may have to be fetched first."""
 LOOKS_EVERY_S: Final = 0.5
 RETRIES_AFTER_S: Final = 3.0
+_KINDS: Final = (OperationKind.DRAIN, OperationKind.EXIT, OperationKind.SERVE)
 
 
 class CommandsPeers(Protocol):
     """A client whose orders some peers take."""
 
-    async def order(self, peer_id: str, action: str) -> Mapping[str, Any]: ...
+    async def order(self, peer_id: str, action: str, model: str = "") -> Mapping[str, Any]: ...
 
     def member_addresses(self) -> tuple[str, ...]: ...
 
@@ -75,7 +78,7 @@ class NodeAdmin:
     async def __aenter__(self) -> Self:
         """Goes on with what this gateway began before it was started again."""
         with suppress(AccountsUnavailable):
-            for operation in await self._operations.running(OperationKind.DRAIN, OperationKind.EXIT):
+            for operation in await self._operations.running(*_KINDS):
                 node = await self._store.find(operation.subject)
                 if node is None or node.operator_id == self._terms.operator_id:
                     self._begin(operation)
@@ -130,7 +133,7 @@ class NodeAdmin:
         except SwarmError as error:
             told, reason = None, str(error)
         if node is None and told is None:
-            raise _unknown(peer_id)
+            raise _unknown(peer_id, reason or "it says nothing")
         known = {"object": "node", "peer_id": peer_id} if node is None else _describe(node)
         return known | {"reachable": told is not None, "reason": reason, "status": told}
 
@@ -140,7 +143,8 @@ class NodeAdmin:
         Raises:
             UnknownService: as `status`.
         """
-        return await self._operate(OperationKind.DRAIN, peer_id)
+        await self.status(peer_id)
+        return await self._begun(OperationKind.DRAIN, peer_id)
 
     async def exit(self, peer_id: str) -> LongRunningOperation:
         """Begins to have a node exit: (1) it is drained, (2) it frees its leases and weights, and leaves, (3) it is no
@@ -149,13 +153,30 @@ class NodeAdmin:
         Raises:
             UnknownService: as `status`.
         """
-        return await self._operate(OperationKind.EXIT, peer_id)
+        await self.status(peer_id)
+        return await self._begun(OperationKind.EXIT, peer_id)
 
-    async def _operate(self, kind: OperationKind, peer_id: str) -> LongRunningOperation:
+    async def serve(self, peer_id: str, model: str) -> LongRunningOperation:
+        """Has a node serve another model: it is drained, leaves, and joins with that one; or goes back to its own if it
+        cannot. That cannot be cancelled.
+
+        Raises:
+            UnknownService: as `status`.
+            InvalidRequest: the node takes no such order: the model has no name that others may give.
+            SwarmUnavailable: it cannot be reached, or is leaving.
+        """
+        try:
+            await self._order(peer_id, "serve", model)
+        except SwarmError:
+            await self.status(peer_id)
+            raise
+        return await self._begun(OperationKind.SERVE, peer_id)
+
+    async def _begun(self, kind: OperationKind, peer_id: str) -> LongRunningOperation:
+        """Returns the operation of that kind that is under way, or begins one."""
         for operation in await self._operations.running(kind):
             if operation.subject == peer_id:
                 return operation
-        await self.status(peer_id)
         operation = await self._operations.begin(kind, peer_id)
         self._begin(operation)
         return operation
@@ -184,6 +205,9 @@ class NodeAdmin:
         peer_id, operation_id = operation.subject, operation.id
         is_exit = operation.kind is OperationKind.EXIT
         try:
+            if operation.kind is OperationKind.SERVE:
+                await self._see_it_serve(operation)
+                return
             if not await self._drained(operation, 0.5 if is_exit else 1.0):
                 return
             if is_exit:
@@ -227,13 +251,37 @@ class NodeAdmin:
             told = await self._order(peer_id, "status")
         return True
 
-    async def _order(self, peer_id: str, action: str) -> Mapping[str, Any]:
+    async def _see_it_serve(self, operation: LongRunningOperation) -> None:
+        """Waits until a node that was ordered another model serves it, or says why not."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + SERVES_WITHIN_S
+        ended, message = OperationState.RUNNING, operation.message
+        while clock() < until_s:
+            told: Mapping[str, Any] = {}
+            with suppress(SwarmUnavailable):
+                told = await self._commander.order(operation.subject, "status")
+            if told and not told.get("serves_next"):
+                reason = told.get("not_served")
+                ended = OperationState.FAILED if reason else OperationState.SUCCEEDED
+                message = str(reason or f"It serves {told.get('model')}.")
+                break
+            sessions = told.get("sessions", 0)
+            step = f"(1) {sessions} sessions are handed over, or end." if told else "(2) It loads the model."
+            if step != message:
+                await self._operations.tell(operation.id, step, 0.1 if told else 0.5)
+            message = step
+            await asyncio.sleep(LOOKS_EVERY_S)
+        if ended is OperationState.RUNNING:
+            ended, message = OperationState.FAILED, f"It has not come back within {SERVES_WITHIN_S:g} s."
+        await self._operations.end(operation.id, ended, message)
+
+    async def _order(self, peer_id: str, action: str, model: str = "") -> Mapping[str, Any]:
         """As the commander's, tried again while the node does not answer, as long as that may mean nothing."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + self._terms.patience_s
         while True:
             try:
-                return await self._commander.order(peer_id, action)
+                return await self._commander.order(peer_id, action, model)
             except SwarmUnavailable:
                 if clock() >= until_s:
                     raise
@@ -267,5 +315,7 @@ def _describe(node: Node) -> dict[str, Any]:
     }
 
 
-def _unknown(peer_id: str) -> UnknownService:
-    return UnknownService(f"No node {peer_id[:100]!r} has registered here, or takes this gateway's orders.")
+def _unknown(peer_id: str, reason: str) -> UnknownService:
+    return UnknownService(
+        f"No node {peer_id[:100]!r} has registered here, or takes this gateway's orders: {reason}."
+    )

@@ -21,7 +21,7 @@ PeerId = Annotated[str, typer.Argument(metavar="PEER_ID", help="The node, as `no
 
 nodes_app = typer.Typer(
     name="nodes",
-    help="See the machines that take a gateway's orders, drain them, have them exit.",
+    help="See the machines that take a gateway's orders, drain them, have them serve another model or exit.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -74,6 +74,22 @@ def drain(
     """Have a machine take nothing new: its sessions go over to others, or end. It stays in the swarm."""
     with told_gateway(gateway, key) as client:
         begun = client.call("POST", f"/admin/v1/nodes/{path_part(peer_id)}/drain", {})
+        show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
+
+
+@nodes_app.command(epilog=example("molink-gateway nodes serve 12D3KooW... Qwen/Qwen3-8B"))
+@with_logging
+def serve(
+    peer_id: PeerId,
+    model: Annotated[str, typer.Argument(help="A model that comes with MoLink, or a hub's: OWNER/NAME.")],
+    no_wait: NoWait = False,
+    gateway: GatewayUrl = DEFAULT_URL,
+    key: OperatorKey = None,
+    as_json: commands.Json = False,
+) -> None:
+    """Have a machine serve another model: its sessions go over to others, or end, then it loads that one."""
+    with told_gateway(gateway, key) as client:
+        begun = client.call("POST", f"/admin/v1/nodes/{path_part(peer_id)}/serve", {"model": model})
         show_operation(client, begun["operation"], waits=not no_wait, as_json=as_json)
 
 

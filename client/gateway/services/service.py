@@ -55,6 +55,7 @@ class OperationKind(StrEnum):
     DELETE = "delete"
     DRAIN = "drain"
     EXIT = "exit"
+    SERVE = "serve"
 
 
 class OperationState(StrEnum):

@@ -12,6 +12,7 @@ from molink.client.gateway.accounts.api_keys import key_text
 from molink.client.gateway.accounts.errors import AccountsUnavailable
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.apis.answer import WAITING, ServerSentEvent
+from molink.client.gateway.apis.documents import answers
 from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.service import (
@@ -21,6 +22,15 @@ from molink.client.gateway.services.service import (
     ServiceExists,
 )
 from molink.client.gateway.services.service_admin import ServiceAdmin
+from molink.client.gateway.services.service_documents import (
+    BegunServiceDocument,
+    OperationDocument,
+    OperationListDocument,
+    ServiceDocument,
+    ServiceKeyDocument,
+    ServiceListDocument,
+    ServicePreviewDocument,
+)
 from molink.client.gateway.services.service_requests import DeployRequest, KeyRequest
 from molink.client.gateway.streams import EventStream
 
@@ -36,12 +46,12 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
     """Adds the routes of services, and of operations."""
     _add_operations(app, admin)
 
-    @app.get(SERVICES)
+    @app.get(SERVICES, **answers(ServiceListDocument))
     async def list_services() -> dict[str, Any]:
         """The services, with their state."""
         return {"object": "list", "data": await admin.all()}
 
-    @app.post(SERVICES, status_code=202)
+    @app.post(SERVICES, **answers(BegunServiceDocument, status=202))
     async def deploy_service(body: DeployRequest) -> dict[str, Any]:
         """Deploys a service: its circuits are held from then on. The operation tells how far it is."""
         if await models.has_model(body.name):
@@ -49,18 +59,18 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
         operation = await admin.deploy(body.name, body.specification())
         return {"object": "service", "name": body.name, "operation": operation.describe()}
 
-    @app.post(f"{SERVICES}/preview")
+    @app.post(f"{SERVICES}/preview", **answers(ServicePreviewDocument))
     async def preview_service(body: DeployRequest) -> dict[str, Any]:
         """Says what circuits a service would have, or how many bytes are missing. Nothing is loaded."""
         preview = await admin.preview(body.name, body.specification())
         return {"object": "preview", "name": body.name, "model": body.model, "routing": preview}
 
-    @app.get(f"{SERVICES}/{{name}}")
+    @app.get(f"{SERVICES}/{{name}}", **answers(ServiceDocument))
     async def service_status(name: str) -> dict[str, Any]:
         """The state of a service, and what it serves."""
         return await admin.status(name)
 
-    @app.post(f"{SERVICES}/{{name}}/keys", status_code=201)
+    @app.post(f"{SERVICES}/{{name}}/keys", **answers(ServiceKeyDocument, status=201))
     async def service_key(name: str, body: KeyRequest) -> Response:
         """Makes a key of the service, shown this once; older ones end after `overlap_s` seconds."""
         await admin.status(name)
@@ -73,7 +83,7 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
         made = {"object": "key", "id": key.id, "service": name, "key": key_text(key.id, secret)}
         return JSONResponse(made, 201, headers={"Cache-Control": "no-store"})
 
-    @app.delete(f"{SERVICES}/{{name}}", status_code=202)
+    @app.delete(f"{SERVICES}/{{name}}", **answers(BegunServiceDocument, status=202))
     async def delete_service(name: str) -> dict[str, Any]:
         """Deletes a service: its keys and leases end."""
         operation = await admin.delete(name)
@@ -83,12 +93,12 @@ def add_services(app: FastAPI, admin: ServiceAdmin, models: ServedModels, gateke
 def _add_operations(app: FastAPI, admin: ServiceAdmin) -> None:
     """Adds the routes of operations, whatever they are about."""
 
-    @app.get(OPERATIONS)
+    @app.get(OPERATIONS, **answers(OperationListDocument))
     async def list_operations() -> dict[str, Any]:
         """The operations that run or have ended of late."""
         return {"object": "list", "data": [one.describe() for one in await admin.operations.all()]}
 
-    @app.get(f"{OPERATIONS}/{{operation_id}}")
+    @app.get(f"{OPERATIONS}/{{operation_id}}", **answers(OperationDocument))
     async def operation_state(operation_id: str) -> dict[str, Any]:
         """How far an operation is."""
         return (await admin.operations.get(operation_id)).describe()
@@ -99,7 +109,7 @@ def _add_operations(app: FastAPI, admin: ServiceAdmin) -> None:
         first = await admin.operations.get(operation_id)
         return EventStream(_events(admin.operations, first))
 
-    @app.delete(f"{OPERATIONS}/{{operation_id}}", status_code=202)
+    @app.delete(f"{OPERATIONS}/{{operation_id}}", **answers(OperationDocument, status=202))
     async def cancel_operation(operation_id: str) -> dict[str, Any]:
         """Cancels an operation that runs."""
         return (await admin.cancel(operation_id)).describe()

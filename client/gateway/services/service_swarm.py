@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Unpack, cast
 
 from molink.client.api.circuits_preview import CircuitsPreview
 from molink.client.api.generation import TextPiece
 from molink.client.api.peer_requirements import PeerRequirements
+from molink.client.api.sampling import SpeedHints
 from molink.client.circuit.reserving import Report
 from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, AnnouncedModel, ServingSwarm
@@ -95,12 +96,10 @@ class ServiceSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
-            lambda: self.opened.stream_events(
-                prompt, params=params, timeout_s=timeout_s, prediction=prediction
-            )
+            lambda: self.opened.stream_events(prompt, params=params, timeout_s=timeout_s, **hints)
         )
 
     def stream_chat_events(
@@ -112,7 +111,7 @@ class ServiceSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
         return self._on_a_circuit(
             lambda: self.opened.stream_chat_events(
@@ -122,7 +121,7 @@ class ServiceSwarm:
                 chat_template_kwargs=chat_template_kwargs,
                 params=params,
                 timeout_s=timeout_s,
-                prediction=prediction,
+                **hints,
             )
         )
 

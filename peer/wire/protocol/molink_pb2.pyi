@@ -444,7 +444,7 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class History(_message.Message):
-    """a client to the tail, where draws depend on the tokens before them"""
+    """a client to the tail, where draws depend on the tokens before; to a head that a session has moved to"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -452,12 +452,19 @@ class History(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    GUESS_SCOPE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     position: _builtins.int
     """of the first of these in the sequence, prompt included"""
+    guess_scope: _builtins.bytes
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """to a head: as in Start"""
+
     def __init__(
         self,
         *,
@@ -465,10 +472,12 @@ class History(_message.Message):
         epoch: _builtins.int = ...,
         position: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
+        guess_scope: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guess_scope", b"guess_scope", "position", b"position", "prediction", b"prediction", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1208,18 +1217,22 @@ class Order(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     action: _builtins.str
     """sends it, anew for each connection, and to whom
-    status, drain, resume, leave
+    status, drain, resume, leave, serve
     """
+    model: _builtins.str
+    """of serve: a model that comes with MoLink, or a hub's, OWNER/NAME"""
     def __init__(
         self,
         *,
         action: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,9 @@ def checked(**sampling: object) -> SamplingParams:
 
 
 def test_the_arguments_are_the_fields_of_the_parameters() -> None:
-    assert set(Sampling.__annotations__) == {*NAMES, "response_format", "speculation", "prediction"}
+    assert set(Sampling.__annotations__) == {
+        *NAMES, "response_format", "speculation", "prediction", "shared_prompt",
+    }  # fmt: skip
 
 
 def test_any_sequence_will_do_and_one_stop_string_is_a_sequence_too() -> None:

@@ -170,7 +170,7 @@ def test_a_prediction_reaches_every_choice_and_usage_says_what_was_guessed(
     )
     client.chat.completions.create(model=MODEL, messages=CHAT)
 
-    assert swarm.predictions == ["But soft!", "But soft!", "But", None]
+    assert [one.get("prediction") for one in swarm.hints] == ["But soft!", "But soft!", "But", None]
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 4

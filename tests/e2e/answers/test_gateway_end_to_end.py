@@ -17,10 +17,13 @@ import pytest
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
+from molink.client.api.event_streams import whole
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.api.swarm import AsyncSwarm
+from molink.client.epochs.shared_prompt import SharedPrompt
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
+from molink.shards.spec import SamplingParams
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.swarm.factory import snapshot_setup
@@ -151,6 +154,26 @@ async def test_all_chat_apis_have_the_same_answer_and_a_prompt_asked_again_is_no
     assert 0 < cached < len(ids)
     assert cached % 16 == 0
     assert message.usage.input_tokens + cached == len(ids)
+
+
+async def test_choices_of_a_long_prompt_compute_it_once_on_one_circuit(
+    wide_swarm: LocalSwarm, references: References
+) -> None:
+    prompt = references.ids(bundled_folder(), "What is in a name? " * 200)[:600]
+    async with AsyncSwarm(BUNDLED, initial_peers=wide_swarm.addresses[:1]) as swarm:
+        shared = SharedPrompt()
+        choices = [
+            swarm.stream_events(
+                prompt, params=SamplingParams(max_new_tokens=4, seed=seed), shared_prompt=shared
+            )
+            for seed in range(4)
+        ]
+        first, *others = await asyncio.gather(*map(whole, choices))
+    assert first.cached_tokens == 0
+    for other in others:
+        assert other.cached_tokens == (len(prompt) - 1) // 16 * 16
+        assert other.circuit.hops == first.circuit.hops
+        assert other.token_ids == first.token_ids
 
 
 async def test_tools_are_refused_where_the_template_has_no_place_for_them(client: openai.AsyncOpenAI) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.links.data_plane import DEADLINE_S, End, asynchronous
+from support.swarms.live_swarms import BUNDLED
 
 from molink.dht.identity.identity import Identity
 from molink.peer.daemon.operator_orders import OperatorOrders, OrderRefused
@@ -35,6 +36,9 @@ class Commanded:
     async def depart(self) -> dict[str, Any]:
         return self._note("leave")
 
+    async def serve(self, model: str) -> dict[str, Any]:
+        return self._note(f"serve {model}")
+
     def _note(self, order: str) -> dict[str, Any]:
         if self.refuses:
             raise OrderRefused("this peer is still starting")
@@ -44,10 +48,10 @@ class Commanded:
         return {"did": order}
 
 
-async def ordered(client: End, peer: End, action: str) -> dict[str, Any]:
+async def ordered(client: End, peer: End, action: str, model: str = "") -> dict[str, Any]:
     """What the peer answers: its report, or its refusal."""
     link = await client.links.to(peer.facts)
-    response, payload = await link.request(pb.Request(order=pb.Order(action=action)), DEADLINE_S)
+    response, payload = await link.request(pb.Request(order=pb.Order(action=action, model=model)), DEADLINE_S)
     if response.HasField("refusal"):
         return {"refused": response.refusal.code, "detail": response.refusal.detail}
     assert response.content.total_bytes == len(payload)
@@ -98,6 +102,29 @@ async def test_an_operator_commands_no_peer_of_another_operator_and_none_without
         for peer in (theirs, free):
             assert (await ordered(gateway, peer, "drain"))["refused"] == "request"
         assert [one.done for one in done] == [[], []]
+
+
+@asynchronous
+async def test_a_model_that_is_ordered_is_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, commanded = Identity.generate(), Commanded()
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    async with (
+        End(needed=True) as peer,
+        End(is_client=True, identity=operator) as gateway,
+        End(is_client=True) as stranger,
+    ):
+        commanding(peer, commanded, operator.peer_id)
+        for model in (BUNDLED, "Qwen/Qwen3-8B"):
+            assert await ordered(gateway, peer, "serve", model) == {"did": f"serve {model}"}
+            assert (await ordered(stranger, peer, "serve", model))["refused"] == "request"
+        for model in ("", "own/model", str(tmp_path), "~/model", "../own/model", "a/b/c", "x" * 500):
+            refused = await ordered(gateway, peer, "serve", model)
+            assert refused["refused"] == "request", model
+            assert "a hub's name" in refused["detail"]
+        assert len(commanded.done) == 2
 
 
 @asynchronous

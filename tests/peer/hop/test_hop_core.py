@@ -438,6 +438,17 @@ def test_a_next_hop_never_sees_a_chunk_without_the_one_before_it_whenever_the_se
     assert hop.core.is_empty == apart
 
 
+def test_short_prompts_that_were_computed_together_go_on_in_one_frame_and_long_ones_as_they_are_due() -> None:
+    hop = Hop(1, 4, core_of("middle", uses_deadlines=True))
+    hop.rows((0, 0, 8, True), (1, 0, 40, True), (2, 0, 16, True), (3, 0, 17, True))
+    hop.computed()
+    sent = told(hop, events.ForwardRows).frames
+    whose = [[hop.sessions.index(one.session) for one in frame.steps] for frame in sent]
+    assert sorted(whose) == [[0, 2], [1], [3]]
+    (shared,) = [frame for frame in sent if len(frame.steps) == 2]
+    assert [frame for frame in sent if frame.is_short] == [shared]
+
+
 def test_a_frame_that_waits_goes_on_for_those_who_have_not_ended() -> None:
     hop = Hop(1, 2)
     hop.rows((0, 0, 5, True), (1, 0, 5, True))

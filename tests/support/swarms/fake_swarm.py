@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import httpx
 import uvicorn
@@ -26,6 +26,7 @@ from molink.client.api.generation import (
 )
 from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.running_sessions import REQUEST_TAG
+from molink.client.api.sampling import SpeedHints
 from molink.client.circuit.reserving import Report
 from molink.client.circuit.session_request import GUESS_SCOPE
 from molink.client.errors import ModelNotFound, SwarmError, SwarmUnavailable
@@ -154,6 +155,10 @@ class FakeSwarm:
     held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
     commanded: dict[str, int] = field(default_factory=dict)
     """Sessions of the peers that take this client's orders."""
+    ordered_models: dict[str, str] = field(default_factory=dict)
+    """What they are to serve next."""
+    not_served: str | None = None
+    """Why none of them can serve that."""
     orders: list[tuple[str, str]] = field(default_factory=list)
     """To which peer, and what."""
     order_error: SwarmError | None = None
@@ -163,8 +168,8 @@ class FakeSwarm:
     """Of the gateway."""
     trace_ids: list[bytes] = field(default_factory=list)
     """Of the traces that generations were parts of."""
-    predictions: list[str | None] = field(default_factory=list)
-    """Of each generation: what is likely to come."""
+    hints: list[SpeedHints] = field(default_factory=list)
+    """Of each generation: what may make it faster."""
     scopes: list[bytes] = field(default_factory=list)
     """Of each generation: the scope in which it is guessed."""
     guessed_tokens: int = 0
@@ -194,8 +199,9 @@ class FakeSwarm:
             missing_bytes=4096 if lacks else 0, reason="memory is short" if lacks else "",
         )  # fmt: skip
 
-    async def order(self, peer_id: str, action: str) -> dict[str, Any]:
-        """Each time that a commanded peer says how it is, one of its sessions has ended."""
+    async def order(self, peer_id: str, action: str, model: str = "") -> dict[str, Any]:
+        """Each time that a commanded peer says how it is, one of its sessions has ended; then it serves what it was
+        ordered."""
         self.orders.append((peer_id, action))
         if self.order_error is not None:
             raise self.order_error
@@ -206,6 +212,12 @@ class FakeSwarm:
             del self.commanded[peer_id]
         elif "drain" in {order for of, order in self.orders if of == peer_id}:
             self.commanded[peer_id] = max(0, sessions - 1)
+        if action == "serve":
+            self.ordered_models[peer_id] = model
+        elif (wanted := self.ordered_models.get(peer_id)) is not None:
+            self.commanded[peer_id] = max(0, sessions - 1)
+            served = {"model": wanted, "serves_next": wanted if sessions else None}
+            return {"sessions": sessions, "not_served": None if sessions else self.not_served, **served}
         return {"sessions": sessions}
 
     def member_addresses(self) -> tuple[str, ...]:
@@ -226,9 +238,9 @@ class FakeSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
-        self.predictions.append(prediction)
+        self.hints.append(hints)
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -240,9 +252,9 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
-        prediction: str | None = None,
+        **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
-        self.predictions.append(prediction)
+        self.hints.append(hints)
         self.tools.append(tuple(tools))
         self.demanded.append(DemandedCalls.of(tool_choice))
         self.template_variables.append(dict(chat_template_kwargs or {}))

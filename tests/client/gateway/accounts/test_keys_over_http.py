@@ -185,6 +185,24 @@ def test_answers_say_what_is_left_and_a_refusal_when_to_come_back(
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+def test_counting_tokens_costs_a_request_and_no_tokens(http: httpx.Client, tmp_path: Path) -> None:
+    key = make_key(tmp_path, limits=KeyLimits(requests_per_minute=3, tokens_per_minute=600))
+    asked: dict[str, dict[str, object]] = {
+        "/tokenize": {"prompt": "one two"},
+        "/detokenize": {"tokens": [1, 2]},
+        "/v1/messages/count_tokens": CHAT,
+    }
+    for left, (path, body) in enumerate(reversed(asked.items())):
+        answer = http.post(path, json=body, headers=bearer(key))
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-remaining-requests"] == str(2 - left)
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "600"
+    for path, body in asked.items():
+        refused = http.post(path, json=body, headers=bearer(key))
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+    assert ask(http, key).status_code == 429
+
+
 def test_tokens_are_counted_as_they_were_generated(
     http: httpx.Client, tmp_path: Path, swarm: FakeSwarm
 ) -> None:

@@ -1,7 +1,5 @@
 """Text to token ids and back, ids of requests, streams that wait, and choices of one prompt."""
 
-import asyncio
-import threading
 from typing import Any
 
 import httpx
@@ -62,35 +60,22 @@ def test_a_stream_says_that_it_goes_on_before_its_first_token(
     assert swarm.ended.acquire(timeout=30)
 
 
-@pytest.mark.parametrize(("words", "at_once"), [(10, 3), (200, 1)])
-def test_a_long_prompt_is_computed_once_for_all_its_choices(
-    words: int, at_once: int, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("words", "shares"), [(10, False), (200, True)])
+def test_choices_of_a_long_prompt_share_it_and_those_of_another_prompt_do_not(
+    words: int, shares: bool, http: httpx.Client, swarm: FakeSwarm
 ) -> None:
-    gate, begun = asyncio.Event(), threading.Semaphore(0)
-    loops: list[asyncio.AbstractEventLoop] = []
-    pieces = FakeSwarm.stream_events
-
-    def gated(*asked: Any, **more: Any) -> Any:  # noqa: ANN401 - as the swarm's own
-        async def held() -> Any:  # noqa: ANN401
-            loops.append(asyncio.get_running_loop())
-            begun.release()
-            await gate.wait()
-            async for piece in pieces(*asked, **more):
-                yield piece
-
-        return held()
-
-    monkeypatch.setattr(FakeSwarm, "stream_events", gated)
-    answers: list[httpx.Response] = []
-    body = {"model": MODEL, "prompt": "word " * words, "n": 3}
-    asking = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=body)))
-    asking.start()
-    try:
-        for _ in range(at_once):
-            assert begun.acquire(timeout=30)
-        assert len(loops) == at_once
-    finally:
-        loops[0].call_soon_threadsafe(gate.set)
-        asking.join(30)
-    assert len(answers[0].json()["choices"]) == 3
-    assert len(loops) == 3
+    prompts = ["word " * words, "other " * words]
+    body = {"model": MODEL, "prompt": prompts, "n": 3}
+    assert len(http.post("/v1/completions", json=body).json()["choices"]) == 6
+    shared = {prompt: set[object]() for prompt in prompts}
+    for (prompt, _), hints in zip(swarm.calls, swarm.hints, strict=True):
+        shared[prompt].add(hints.get("shared_prompt"))
+    if not shares:
+        assert all(those == {None} for those in shared.values())
+        return
+    first, second = shared.values()
+    assert (len(first), len(second), first & second, None in first | second) == (1, 1, set(), False)
+    body = CHAT | {"messages": [{"role": "user", "content": "word " * words}], "n": 2}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    (chat,) = {hints.get("shared_prompt") for hints in swarm.hints[6:]}
+    assert chat is not None

@@ -119,6 +119,36 @@ def test_a_drained_node_stays_and_takes_sessions_again_if_that_is_cancelled(
         assert len(http.get(NODES).json()["data"]) == 1
 
 
+def test_a_node_that_is_to_serve_another_model_does_so_or_says_why_not(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    swarm.commanded[PEER] = 1
+    with serving(swarm, tmp_path) as (http, _, token):
+        register(http, token)
+        begun = http.post(f"{NODES}/{PEER}/serve", json={"model": "Qwen/Qwen3-8B"})
+        assert (begun.status_code, begun.json()["operation"]["kind"]) == (202, "serve")
+        outcome = ended(http, begun.json()["operation"])
+        assert (outcome["state"], outcome["message"]) == ("succeeded", "It serves Qwen/Qwen3-8B.")
+        swarm.not_served = "Qwen/Qwen3-32B cannot be served: it does not fit"
+        begun = http.post(f"{NODES}/{PEER}/serve", json={"model": "Qwen/Qwen3-32B"})
+        outcome = ended(http, begun.json()["operation"])
+        assert (outcome["state"], outcome["message"]) == ("failed", swarm.not_served)
+
+
+def test_an_order_that_a_node_does_not_take_begins_no_operation(swarm: FakeSwarm, tmp_path: Path) -> None:
+    swarm.order_error = InvalidRequest("peer 12D3 refused: a model that is ordered ...", "peer_id")
+    with serving(swarm, tmp_path) as (http, _, token):
+        assert http.post(f"{NODES}/{PEER}/serve", json={"model": "a/b"}).status_code == 404
+        register(http, token)
+        refused = http.post(f"{NODES}/{PEER}/serve", json={"model": "/etc"})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "peer_id")
+        swarm.order_error = None
+        gone = http.post(f"{NODES}/{PEER}/serve", json={"model": "a/b"})
+        assert gone.status_code == 503
+        for body in ({}, {"model": ""}, {"model": 3}, {"model": "a/b", "more": 1}):
+            assert http.post(f"{NODES}/{PEER}/serve", json=body).status_code == 400
+
+
 def test_what_was_begun_goes_on_when_the_gateway_starts_again(swarm: FakeSwarm, tmp_path: Path) -> None:
     swarm.commanded[PEER] = 1_000_000
     with serving(swarm, tmp_path) as (http, _, token):

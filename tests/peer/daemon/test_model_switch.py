@@ -1,0 +1,63 @@
+"""A peer that is ordered another model joins with that one, or with its own again, and stays away if it is to leave."""
+
+from pathlib import Path
+
+import pytest
+
+from molink.peer.daemon.model_switch import ModelSwitch
+from molink.peer.daemon.settings import JoinSettings, load_settings
+from molink.shards.spec import Span
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> JoinSettings:
+    (tmp_path / "config.toml").touch()
+    given = {
+        "model": "own/model",
+        "model_name": "mine",
+        "layers": "2:5",
+        "memory": "2GB",
+        "new_swarm": True,
+    }
+    return load_settings(given, {"MOLINK_CONFIG": str(tmp_path / "config.toml")})
+
+
+def test_it_joins_with_the_model_and_all_else_as_its_owner_said(settings: JoinSettings) -> None:
+    assert settings.layers == Span(2, 5)
+    switch = ModelSwitch()
+    switch.order("other/model")
+    ordered = switch.next_settings(settings)
+    assert ordered is not None
+    assert (ordered.options.model, ordered.options.model_name, ordered.layers) == ("other/model", None, None)
+    assert (ordered.memory_bytes, ordered.state_dir, ordered.initial_peers) == (
+        settings.memory_bytes,
+        settings.state_dir,
+        settings.initial_peers,
+    )
+    assert switch.next_settings(ordered) is None
+
+
+def test_it_goes_back_once_and_says_why_until_the_next_order(settings: JoinSettings) -> None:
+    switch = ModelSwitch()
+    switch.order("other/model")
+    switch.next_settings(settings)
+    assert switch.go_back("other/model", "no memory") is settings
+    assert switch.reason == "other/model cannot be served: no memory"
+    assert switch.go_back("own/model", "the disk is full") is None
+    switch.order("third/model")
+    assert switch.reason is None
+
+
+def test_a_model_that_was_served_is_not_left_for_the_one_before(settings: JoinSettings) -> None:
+    switch = ModelSwitch()
+    switch.order("other/model")
+    switch.next_settings(settings)
+    switch.stand()
+    assert switch.go_back("other/model", "a device was lost") is None
+
+
+def test_a_peer_that_is_to_leave_does_not_come_back(settings: JoinSettings) -> None:
+    switch = ModelSwitch()
+    switch.order("other/model")
+    switch.cancel()
+    assert switch.next_settings(settings) is None
