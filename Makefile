@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -40,22 +40,25 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three at a time on two cores. What waits as well as computes goes first: real peers, and those that are attacked, in two
-# parts, because they wait longer than they compute. What is only computed takes the time that they leave, the longest
-# first, so that no core is left alone with it. Decisions have a process of their own, in which no thread of a peer runs
-# beside them and no torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
+# All parts at once: each of them waits now and then, real peers for longer than they compute, and another computes
+# meanwhile. So that no core is left alone with one of them at the end, the system shares them by niceness: first real
+# peers and those that are attacked, whose waits are the longest, then the three long parts, and the two short ones take
+# the time that they leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no
+# torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j3 test-e2e test-attacks test-units test-discovery test-shards test-decisions check
+	@$(MAKE) --no-print-directory -k -j7 test-e2e test-attacks test-units test-discovery test-shards test-decisions test-check
 
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
 SHARDS := tests/shards
+COMPUTED := tests/simnet/emulate tests/simnet/serve/test_speculation.py
 DECISIONS := tests/routing tests/simnet
-DISCOVERY := tests/dht tests/attack tests/client tests/simnet/emulate
-PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery
+DISCOVERY := tests/dht tests/attack tests/client $(COMPUTED)
+PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
 BESIDE := nice -n 5 $(PYTEST)
+LAST := nice -n 10
 $(PARTS): SHELL := bash
 $(PARTS): .SHELLFLAGS := -o pipefail -c
 
@@ -69,14 +72,17 @@ test-shards: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
 
 test-units: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS:%=--ignore=%) $(DECISIONS:%=--ignore=%) $(DISCOVERY:%=--ignore=%) 2>&1 \
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(foreach part,$(PEERS) $(SHARDS) $(DECISIONS) $(DISCOVERY),--ignore=$(part)) 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) --ignore=tests/simnet/emulate 2>&1 | sed -u 's/^/decisions | /'
+	@$(LAST) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
+
+test-check: setup
+	@$(LAST) $(MAKE) --no-print-directory check 2>&1 | sed -u 's/^/check     | /'
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1

@@ -159,7 +159,7 @@ class Snapshot:
             or not (math.isfinite(announced) and announced > 0)
         ):
             return seen
-        return PeerObservation(seen.uptime_s, seen.losses, seen.client_rtt_ms, announced)
+        return replace(seen, uplink_mbps=announced)
 
     def measured(self, one: PeerView, other: PeerView) -> bool:
         """Whether anybody has measured the round trip between two peers."""

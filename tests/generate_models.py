@@ -103,8 +103,8 @@ and without that copy |
 other way |
 | *one by one* | each session alone, with the architecture's own attention |
 | Shared prefixes | *yes*: a common beginning is computed once. *no*: layers keep states, and nobody has kept the one \
-behind that beginning; their sessions guess no tokens, for such a state \
-does not go back |
+behind that beginning. Where guesses were refused, what was accepted is \
+computed again |
 | Quantization | what `--quantization` may be, beside none |
 | Tensor parallel | *2 ranks*: two ranks gave the whole model's logits. *no*: refused, mostly because transformers has \
 no plan that divides it |

@@ -27,7 +27,7 @@ from molink.dht.records.announcement import (
     verify_facts,
     verify_state,
 )
-from molink.dht.records.records import Coordinate
+from molink.dht.records.records import AnnouncedDraft, Coordinate
 from molink.peer.engine.sessions import read_plan
 from molink.peer.wire.link.handshake import HandshakeRefused, challenge, check, prove
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -44,7 +44,8 @@ pytestmark = pytest.mark.fuzz
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
 COORDINATE = Coordinate((12.5, -40.0, 0.0, 3.25), 7.5, 0.25)
-FACTS = sign_facts(replace(facts_of(IDENTITY, links=4), coordinate=COORDINATE), IDENTITY)
+DRAFTS = (AnnouncedDraft("lookup"), AnnouncedDraft("a draft model", bytes(range(8)), 0.375))
+FACTS = sign_facts(replace(facts_of(IDENTITY, links=4), coordinate=COORDINATE, drafts=DRAFTS), IDENTITY)
 STATE = sign_state(state_of(IDENTITY), IDENTITY)
 SIGNED_FROM = 65
 """What precedes a record's body: its kind and the signature."""

@@ -45,4 +45,6 @@ class Tracer:
             generation.tpot_s * 1000,
             route.ttft_ms,
             log.prefill_s * 1000,
+            route.trip_ms,
+            route.tokens_per_trip,
         )

@@ -141,6 +141,10 @@ class Explanation:
     predicted_ttft_ms: float = 0.0
     measured_ttft_ms: float = 0.0
     """From the start of the ready circuit to the first token: without the time that the circuit took to form."""
+    predicted_trip_ms: float = 0.0
+    """Once round the circuit, without what guesses add."""
+    predicted_tokens_per_trip: float = 1.0
+    """That the router expects of the head's guesses; `predicted_tpot_ms` is what is left of a trip for a token."""
 
     @property
     def measured_trip_ms(self) -> float:

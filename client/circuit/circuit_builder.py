@@ -72,8 +72,8 @@ class CircuitBuilder:
         self.spec = spec
         self.quarantine = Quarantine()
         self._blame = BlameLedger()
-        self._route_selector = RouteSelector(connection, spec)
-        self.standby_choice = StandbyChoice(connection, spec, self.quarantine, self._route_selector)
+        self.route_selector = RouteSelector(connection, spec)
+        self.standby_choice = StandbyChoice(connection, spec, self.quarantine, self.route_selector)
         self.prefix_key = prefix_key or secrets.token_bytes(32)
         """As `SwarmConnection.prefix_key`."""
 
@@ -94,7 +94,7 @@ class CircuitBuilder:
         elif accuser:
             verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
         else:
-            self._route_selector.record_loss(at_fault)
+            self.route_selector.record_loss(at_fault)
             self.connection.probes.record_loss(at_fault)
             self.avoid(circuit.peers[at_fault].facts)
             return at_fault
@@ -107,12 +107,12 @@ class CircuitBuilder:
             self.quarantine.release_peer(peer_id)
         certain = self._is_gone(verdict.leave)
         if certain:
-            self._route_selector.record_loss(verdict.leave)
+            self.route_selector.record_loss(verdict.leave)
         self.avoid(peers[verdict.leave].facts, reason=reason, certain=certain)
 
     def end_session(self, descriptor: pb.SessionDescriptor) -> None:
         """Records that a session has left its circuit, and has given its leases back."""
-        self._route_selector.end_session(descriptor)
+        self.route_selector.end_session(descriptor)
 
     def avoid(
         self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "", *, certain: bool = True
@@ -135,11 +135,11 @@ class CircuitBuilder:
             HopRefused: a hop could not begin it, or not by the deadline (the loop's clock). None of them is to.
         """
         asked = ReservationRequest(descriptor, planned.route, planned.peers, history_tokens)
-        self._route_selector.begin_session(descriptor)
+        self.route_selector.begin_session(descriptor)
         try:
             links = await prepare_all(self.connection.links, asked, deadline_s)
         except BaseException as stopped:
-            self._route_selector.end_session(descriptor)
+            self.route_selector.end_session(descriptor)
             for hop in descriptor.hops:
                 link = self.connection.links.find(hop.peer_id)
                 if link is not None:
@@ -192,7 +192,7 @@ class CircuitBuilder:
                 self._give_back(descriptor, kept)
             elif isinstance(effect, core.Seize):
                 kept.keep(descriptor)
-                self._route_selector.end_session(descriptor)
+                self.route_selector.end_session(descriptor)
                 planned = kept.take_seized()
 
     async def _reserved(
@@ -207,7 +207,7 @@ class CircuitBuilder:
         _require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
-                return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
+                return core.Ready(), await self.settle(asked, circuit.deadline_s, report)
         except TimeoutError:
             names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
             problems[core.Problem.NOT_READY] = SwarmUnavailable(
@@ -278,7 +278,7 @@ class CircuitBuilder:
                 route = await self._proven_route(views, template, avoided | unproven)
                 if route is not None:
                     return PlannedRoute(route, peers)
-            route = await self._route_selector.choose(views, template, avoided)
+            route = await self.route_selector.choose(views, template, avoided)
             if doubtful or not proven or unproven.isdisjoint(route.peer_ids):
                 return PlannedRoute(route, peers)
             known = await self._proven_route(views, template, avoided | unproven)
@@ -288,7 +288,7 @@ class CircuitBuilder:
             first = cause
         for avoid in second_choices(avoided, shunned, self._blame, self.quarantine):
             try:
-                return PlannedRoute(await self._route_selector.choose(views, template, avoid), peers)
+                return PlannedRoute(await self.route_selector.choose(views, template, avoid), peers)
             except NoCircuitFound:
                 continue
         by, said = self.quarantine.last_refusal(avoided) or (None, None)
@@ -305,7 +305,7 @@ class CircuitBuilder:
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
     ) -> Route | None:
         try:
-            return await self._route_selector.choose(views, template, avoid)
+            return await self.route_selector.choose(views, template, avoid)
         except NoCircuitFound:
             return None
 
@@ -317,9 +317,9 @@ class CircuitBuilder:
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
-    async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
-        """Reserves every hop of the route, and sees them ready."""
-        self._route_selector.begin_session(asked.descriptor)
+    async def settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
+        """Reserves every hop of the route, and sees them ready, or raises HopRefused: any may have granted then."""
+        self.route_selector.begin_session(asked.descriptor)
         leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
         links = tuple(lease.link for lease in leases)
         for link in links:
@@ -331,7 +331,7 @@ class CircuitBuilder:
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
         the session's KV cache."""
-        self._route_selector.end_session(descriptor)
+        self.route_selector.end_session(descriptor)
         for peer_id in kept.sort_out(descriptor):
             link = self.connection.links.find(peer_id)
             if link is not None:
@@ -351,7 +351,7 @@ class CircuitBuilder:
         if not refusal.is_gone:
             self.connection.probes.record_answer(refused.peer_id)
         if refusal.code == "lost":
-            self._route_selector.record_loss(refused.peer_id)
+            self.route_selector.record_loss(refused.peer_id)
             self.connection.probes.record_loss(refused.peer_id)
         seconds = refusal.left_out_s(len(peers))
         if seconds:

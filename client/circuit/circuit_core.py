@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from molink.client.circuit import patience
+from molink.client.epochs import patience
 from molink.client.epochs.circuit_events import (
     AwaitNews,
     Begin,
@@ -167,6 +167,11 @@ class CircuitCore:
         return self._run.started_s if self._run.tokens == 0 else None
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether another circuit is being prepared for the one that runs."""
+        return self.phase is CircuitPhase.RUNNING and bool(self._run.moves_to)
+
+    @property
     def measured_s(self) -> float:
         """What a token of the running circuit has taken in the mean; 0 where that is not known."""
         return self._run.between_s / max(1, self._run.tokens - 1)
@@ -204,7 +209,9 @@ class CircuitCore:
         if isinstance(event, MoveEvent):
             return self._move(event)
         if isinstance(event, End):
-            return self._end()
+            holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
+            self.phase = CircuitPhase.ENDED
+            return (Release(self.epoch),) if holds else ()
         self._step(event, now_s)
         return ()
 
@@ -323,11 +330,6 @@ class CircuitCore:
     def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
         self.phase = CircuitPhase.ENDED
         return (GiveUp(problem, after_loss=self.runs > 0),)
-
-    def _end(self) -> tuple[Effect, ...]:
-        holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
-        self.phase = CircuitPhase.ENDED
-        return (Release(self.epoch),) if holds else ()
 
 
 def _has_standby(peer_ids: tuple[str, ...], loss: Lost) -> bool:

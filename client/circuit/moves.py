@@ -6,15 +6,19 @@ until its hop is gone, which then costs what a loss costs.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from molink.client.circuit import circuit_core as core
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.reserving import HopRefused, describe, release
+from molink.client.circuit.session_request import Speculation, needs_history
 from molink.client.circuit.standbys import Standbys
+from molink.client.circuit.successor import MovingSession, Successor, is_worth_computing
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_log import HopLost
+from molink.client.epochs.session_tokens import SessionTokens
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -25,6 +29,8 @@ MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 link."""
 MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
+MOST_SUCCESSORS = 2
+"""Of one session that are given up: each computes all of it for nothing."""
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
 GONE_WITHIN_S = 10.0
@@ -54,6 +60,10 @@ class RunningCircuit:
     before: ActiveCircuit | None = None
     """The circuit that it goes over from, until the first token has come over this one."""
     early: list[TokenArrival] = field(default_factory=list)
+
+    def is_lost(self) -> bool:
+        """Whether the circuit is: another one is formed, or will be."""
+        return self.intake is None
 
     def left_for(self, peer_id: str) -> str:
         """Who is left for that peer, and has the session's KV cache as long as no token has come over this circuit;
@@ -122,30 +132,35 @@ class WantedMove:
 class SessionMoves:
     """Owner of what one session knows of hops that it is to leave."""
 
-    def __init__(self, circuit_builder: CircuitBuilder, standbys: Standbys) -> None:
+    def __init__(self, circuit_builder: CircuitBuilder, standbys: Standbys, session: MovingSession) -> None:
         self._circuit_builder = circuit_builder
         self._standbys = standbys
+        self._session = session
         self._leaving: dict[str, float] = {}
         """By peer, until when it serves (the loop's clock)."""
         self._better: Mapping[str, tuple[PeerView, CopyForm] | None] = {}
         """By the peers of hops that are to be left for better ones, which, and how copies go there; None: for who is
         their standby."""
         self._better_until_s = 0.0
+        self._elsewhere: PlannedRoute | None = None
+        """A better circuit of other spans."""
+        self._successor: Successor | None = None
+        self._given_up = 0
+        """Successors, so far."""
         self._failed = 0
         """Attempts in a row."""
         self._moving: asyncio.Task[None] | None = None
 
-    def begin(
-        self, run: RunningCircuit | None, move: Callable[[RunningCircuit], Coroutine[None, None, None]]
-    ) -> None:
+    def begin(self, run: RunningCircuit | None) -> None:
         """Has a move made, if one is wanted, and none is under way."""
         if run is None or run.before is not None or not self.wants(run.circuit):
             return
         if self._moving is None or self._moving.done():
-            self._moving = asyncio.create_task(move(run), name="move a session")
+            self._moving = asyncio.create_task(self._move(run), name="move a session")
 
     def stop(self) -> None:
         """Ends the move that is under way."""
+        self._elsewhere = None
         if self._moving is not None:
             self._moving.cancel()
             self._moving = None
@@ -153,6 +168,9 @@ class SessionMoves:
     def note_leaving(self, peer_id: str, within_s: float) -> None:
         """That peer is about to leave."""
         self._leaving[peer_id] = asyncio.get_running_loop().time() + within_s
+        self._elsewhere = None
+        if self._successor is not None:
+            self._successor.end("a hop is about to leave")
 
     def note_better_at_standby(self, peer_id: str, within_s: float) -> None:
         """That peer says that its standby, which has a copy, has more time for the session. No standby, no move."""
@@ -167,36 +185,82 @@ class SessionMoves:
         until_s = self._leaving.get(peer_id)
         return until_s is not None and asyncio.get_running_loop().time() < until_s + GONE_WITHIN_S
 
-    async def look_for_better(self, circuit: ActiveCircuit, left_tokens: int) -> None:
-        """Notes which peers of that circuit are to be left for others with which it would really be better, if so many
-        tokens that are still to come are worth it."""
-        if left_tokens < WORTH_TOKENS or self._leaving or self._better:
+    async def look_for_better(self, circuit: ActiveCircuit) -> None:
+        """Notes which peers of that circuit are to be left for others with which it would really be better, or which
+        other circuit is to be gone over to, if the tokens that are still to come are worth it."""
+        template = self._session.template
+        left_tokens = template.capacity_tokens - len(self._session.tokens.history)
+        if left_tokens < WORTH_TOKENS or self._leaving or self._better or self._elsewhere:
             return
-        choice = self._circuit_builder.standby_choice
-        self._better = await choice.better(circuit.route, circuit.descriptor)
+        found = await self._circuit_builder.standby_choice.better(circuit.route, circuit.descriptor)
+        if found is None:
+            return
+        self._better = found.replaced
         self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
+        # what a tail of another session knows of the tokens before would have to be told it beside the running one's
+        may_compute = self._given_up < MOST_SUCCESSORS and not needs_history(template.sampling)
+        if self._better or not may_compute:
+            return
+        if is_worth_computing(self._session, circuit.route, found.planned.route):
+            self._elsewhere = found.planned
 
     def wants(self, circuit: ActiveCircuit) -> bool:
         """Whether a hop of that circuit is to be left."""
         now_s = asyncio.get_running_loop().time()
         leaving = [peer_id for peer_id, until_s in self._leaving.items() if now_s < until_s - MARGIN_S]
-        return self._failed < MOST_ATTEMPTS and any(map(circuit.has, (*leaving, *self._better)))
+        is_wanted = self._elsewhere is not None or any(map(circuit.has, (*leaving, *self._better)))
+        return self._failed < MOST_ATTEMPTS and is_wanted
 
     def record_failed(self, refused: HopRefused) -> None:
-        """The circuit could not be prepared: whoever refused to be its hop is not asked again."""
-        self._failed += 1
-        self._better = {}
-        self._standbys.lose(refused.peer_id)
+        """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again."""
+        if self._elsewhere is None:
+            self._failed += 1
+            self._standbys.lose(refused.peer_id)
+        else:
+            self._given_up += 1
+        self._better, self._elsewhere = {}, None
 
     def record_moved(self) -> None:
         """The session has gone over."""
         self._failed = 0
-        self._better = {}
+        self._better, self._elsewhere = {}, None
         self._standbys.seek_for(
             dict.fromkeys(self._leaving)
         )  # who was left for a better one may keep the copy now
 
-    async def next_circuit(self, circuit: ActiveCircuit) -> WantedMove | None:
+    async def _move(self, run: RunningCircuit) -> None:
+        """Has the next circuit prepared while this one goes on, and goes over to it."""
+        session, clock = self._session, asyncio.get_running_loop().time
+        while not run.is_lost() and self.wants(run.circuit):
+            try:
+                if self._elsewhere is not None:
+                    await self._compute_elsewhere(self._elsewhere)
+                    return
+                wanted = await self._next_circuit(run.circuit)
+                if wanted is None:
+                    return
+                session.circuits.handle(core.MoveWanted(wanted.planned.route.peer_ids), clock())
+                circuit = await self._prepare(wanted)
+            except HopRefused as refused:
+                if run.is_lost():  # by the same: a task group tells that, and not that it ends
+                    return
+                session.report(f"a move is not made: {refused}")
+                if session.circuits.is_preparing:
+                    session.circuits.handle(core.NotPrepared(), clock())
+                self.record_failed(refused)
+            else:
+                session.go_over(circuit)
+                return
+
+    async def _compute_elsewhere(self, planned: PlannedRoute) -> None:
+        """The session goes over to a circuit of other spans, or HopRefused is raised."""
+        self._successor = Successor(self._circuit_builder, self._session, planned)
+        try:
+            await self._successor.come_level()
+        finally:
+            self._successor = None
+
+    async def _next_circuit(self, circuit: ActiveCircuit) -> WantedMove | None:
         """The circuit to go over to from that one, once there are standbys for the hops that are to be left; None:
         there will be none in time."""
         clock = asyncio.get_running_loop().time
@@ -220,20 +284,19 @@ class SessionMoves:
         self._standbys.hand_over(leaving)
         return WantedMove(planned, deadline_s, circuit)
 
-    async def prepare(
-        self, wanted: WantedMove, template: pb.SessionDescriptor, epoch: int, history_tokens: int
-    ) -> ActiveCircuit:
-        """The circuit, prepared in that epoch for the session that `template` describes.
+    async def _prepare(self, wanted: WantedMove) -> ActiveCircuit:
+        """The circuit, prepared in the epoch that was given to it.
 
         Raises:
             HopRefused: a hop could not begin it, or can no longer now that all others could.
         """
-        upcoming = pb.SessionDescriptor()
-        upcoming.CopyFrom(template)
+        session, upcoming = self._session, pb.SessionDescriptor()
+        upcoming.CopyFrom(session.template)
         upcoming.prefix_blocks = b""  # what is computed from there on is upon what another peer has sent
-        planned, builder = wanted.planned, self._circuit_builder
+        planned, builder, epoch = wanted.planned, self._circuit_builder, session.circuits.last_epoch
         descriptor = describe(upcoming, planned.route, planned.peers, builder.spec, epoch)
-        circuit = await builder.prepare(planned, descriptor, history_tokens, wanted.deadline_s)
+        tokens = len(session.tokens.history)
+        circuit = await builder.prepare(planned, descriptor, tokens, wanted.deadline_s)
         for old, new in zip(wanted.left.route.hops, circuit.route.hops, strict=True):
             if new.peer_id not in (old.peer_id, self._standbys.substitute(old.peer_id)):
                 builder.end_session(circuit.descriptor)
@@ -241,3 +304,16 @@ class SessionMoves:
                     release(link, circuit.descriptor)
                 raise HopRefused(new.peer_id, "lost", "it was ready, and keeps its copy no longer")
         return circuit
+
+
+def tell_head(
+    circuit: ActiveCircuit, left: ActiveCircuit, tokens: SessionTokens, speculation: Speculation
+) -> None:
+    """Tells the head of the circuit that a session has gone over to what it may guess from, if it is another than that
+    of the one it has left. A successor's has heard it with the start. Who announces no drafts guesses nothing, and may
+    not know what to do with it."""
+    head = circuit.head
+    if circuit.descriptor.session != left.descriptor.session:
+        return
+    if speculation.wanted and head.peer_id != left.head.peer_id and circuit.peers[head.peer_id].facts.drafts:
+        tokens.tell_head(head, circuit.descriptor.epoch, speculation.prediction, speculation.scope)

@@ -16,6 +16,10 @@ from molink.routing.cost.reliability import UNSEEN, PeerObservation
 
 REMEMBERED_LOST = 1000
 """Peers that are remembered although they are gone, because they were lost: the latest."""
+REMEMBERED_TRIPS = 256
+"""Of a head: beyond, older trips count less."""
+MISPREDICTED = 1.5
+"""Trips may take so many times as long as predicted, and their number is believed."""
 
 
 @dataclass(slots=True)
@@ -42,9 +46,7 @@ class PeerHistory:
             if seen.last_s is not None:
                 before = seen.observed
                 uptime_s = before.uptime_s + max(0.0, now_s - seen.last_s)
-                seen.observed = PeerObservation(
-                    uptime_s, before.losses, before.client_rtt_ms, before.uplink_mbps
-                )
+                seen.observed = replace(before, uptime_s=uptime_s)
             seen.last_s = now_s
         gone = [peer_id for peer_id in self._seen if peer_id not in present]
         remembered = [peer_id for peer_id in gone if self._seen[peer_id].observed.losses][-REMEMBERED_LOST:]
@@ -59,6 +61,14 @@ class PeerHistory:
         seen.observed = replace(seen.observed, losses=seen.observed.losses + 1)
         self._seen[peer_id] = seen
 
+    def record_trips(self, head: str, trips: int, tokens: float) -> None:
+        """Records that so many trips round circuits of that head brought so many tokens."""
+        seen = self._seen.setdefault(head, _Seen(UNSEEN, None))
+        trips, tokens = seen.observed.trips + trips, seen.observed.trip_tokens + tokens
+        if trips > REMEMBERED_TRIPS:
+            trips, tokens = REMEMBERED_TRIPS, tokens * REMEMBERED_TRIPS / trips
+        seen.observed = replace(seen.observed, trips=trips, trip_tokens=tokens)
+
     def observations_of(
         self, peer_ids: Iterable[str], rtt_ms: Callable[[str], float | None]
     ) -> Mapping[str, PeerObservation]:
@@ -72,6 +82,15 @@ class PeerHistory:
                 observed = replace(observed, client_rtt_ms=measured_ms)
             found[peer_id] = observed
         return found
+
+
+def credited_tokens(trips: int, tokens: int, taken_ms: float, trip_ms: float) -> float:
+    """Of the tokens that so many trips have brought, by the head's word, those that are borne out by the time that all
+    of them took, where one is predicted to take `trip_ms`. A head that makes few trips of many would seem to guess
+    well; tokens come no sooner by that."""
+    if taken_ms <= 0:
+        return tokens
+    return max(trips, min(tokens, MISPREDICTED * trips * tokens * trip_ms / taken_ms))
 
 
 FORGOTTEN_S = 3600.0

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.peer_history import InFlightLoad, PeerHistory
+from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, credited_tokens
 from molink.client.circuit.quarantine import Quarantine
-from molink.client.circuit.session_request import needed_ability
+from molink.client.circuit.session_request import Speculation, needed_ability
+from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -42,13 +44,26 @@ class RouteSelector:
         self._spec = spec
         self._peer_history = PeerHistory()
         self._in_flight_load = InFlightLoad()
-        self._standing: dict[tuple[str, int, int], IncumbentRoute] = {}
-        """By what the tail has to be able to do, and the lengths of session and prompt, as powers of two."""
+        self._standing: dict[tuple[str, bool, int, int], IncumbentRoute] = {}
+        """By what the tail has to be able to do, whether tokens may be guessed, and the lengths of session and prompt,
+        as powers of two."""
         self._shortlist: Shortlist | None = None
 
     def record_loss(self, peer_id: str) -> None:
         """Records the failure of a peer: it counts as less reliable from now on."""
         self._peer_history.record_loss(peer_id)
+
+    def record_trips(self, template: pb.SessionDescriptor, log: SessionLog, asked: Speculation) -> None:
+        """Records what a generation's trips have brought, if it has come to its end over one circuit and may have been
+        guessed: what is measured of that circuit's head. What a prediction brought is not the head's."""
+        route, trips, tokens = log.route, log.trips.trips - 1, len(log.arrived_s) - 1
+        if route is None or log.epochs != 1 or log.moves or trips < 1:
+            return
+        if asked.prediction or not template.speculates:
+            return
+        taken_ms = 1000 * (log.arrived_s[-1] - log.arrived_s[0])
+        credited = credited_tokens(trips, tokens, taken_ms, route.trip_ms)
+        self._peer_history.record_trips(route.hops[0].peer_id, trips, credited)
 
     def begin_session(self, descriptor: pb.SessionDescriptor) -> None:
         """Counts a session on each hop of a circuit that is asked for leases."""
@@ -81,7 +96,8 @@ class RouteSelector:
         )
         tokens = template.capacity_tokens
         prompt_tokens = min(template.prompt_tokens, tokens)
-        key = (ability, tokens.bit_length(), prompt_tokens.bit_length())
+        guesses = template.speculates
+        key = (ability, guesses, tokens.bit_length(), prompt_tokens.bit_length())
         try:
             standing, self._shortlist = await asyncio.to_thread(
                 replan_incumbent_among,
@@ -92,7 +108,9 @@ class RouteSelector:
                 prompt_tokens=prompt_tokens,
                 now_s=now_s,
                 criteria=replace(
-                    criteria(avoid, first=template.epoch == 0), activation_codec=template.activation_codec
+                    criteria(avoid, first=template.epoch == 0),
+                    activation_codec=template.activation_codec,
+                    guesses=guesses,
                 ),
             )
         except NoCircuit as cause:
@@ -133,7 +151,11 @@ class RouteSelector:
                 descriptor.capacity_tokens,
                 prompt_tokens=min(descriptor.prompt_tokens, descriptor.capacity_tokens),
                 leased=frozenset(route.peer_ids),
-                criteria=replace(criteria(avoid, first=False), activation_codec=descriptor.activation_codec),
+                criteria=replace(
+                    criteria(avoid, first=False),
+                    activation_codec=descriptor.activation_codec,
+                    guesses=descriptor.speculates,
+                ),
             )
         )
 
@@ -192,6 +214,16 @@ def criteria(avoid: frozenset[str], *, first: bool) -> Criteria:
     return Criteria(avoid=avoid, algorithm=QUICK)
 
 
+@dataclass(frozen=True, slots=True)
+class BetterCircuit:
+    """A circuit that a session is to go over to."""
+
+    planned: PlannedRoute
+    replaced: Mapping[str, tuple[PeerView, CopyForm]]
+    """By the peers of the hops that are to be left, who takes their places at the same spans, and in which form each
+    gets its copy, that of the fewest bytes; empty: its spans are others."""
+
+
 class StandbyChoice:
     """Choice of the peers that keep copies of a circuit's hops, and the links to them."""
 
@@ -223,32 +255,32 @@ class StandbyChoice:
             if choice.peer_id is not None and choice.cost is not None
         }
 
-    async def better(
-        self, route: Route, descriptor: pb.SessionDescriptor
-    ) -> Mapping[str, tuple[PeerView, CopyForm]]:
-        """Returns by whom peers of a session's route should be replaced, each at its own span, because a circuit with
-        them all is really better, and in which form each gets its copy, that of the fewest bytes; nobody, where that
-        circuit has other spans, or has layers to load."""
+    async def better(self, route: Route, descriptor: pb.SessionDescriptor) -> "BetterCircuit | None":
+        """Returns the circuit that a session is to go over to because it is really better; None: there is none, or it
+        has layers to load."""
         views = self._connection.snapshot(self._spec.model_hash)
         avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         try:
             found = await self._selector.better(views, route, descriptor, avoided)
         except NoCircuit:
-            return {}
-        peers = {view.peer_id: view for view in views}
+            return None
+        if found.peer_ids == route.peer_ids or any(hop.cold_spans for hop in found.hops):
+            return None
+        planned = PlannedRoute(found, {view.peer_id: view for view in views})
         if [hop.span for hop in found.hops] != [hop.span for hop in route.hops]:
-            return {}
+            return BetterCircuit(planned, {})
         changed = [
             (now.peer_id, other)
             for now, other in zip(route.hops, found.hops, strict=True)
             if now.peer_id != other.peer_id
         ]
-        if any(hop.cold_spans or hop.peer_id in route.peer_ids for _, hop in changed):
-            return {}
-        return {
-            peer_id: (peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
+        if any(hop.peer_id in route.peer_ids for _, hop in changed):
+            return BetterCircuit(planned, {})
+        replaced = {
+            peer_id: (planned.peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
             for peer_id, hop in changed
         }
+        return BetterCircuit(planned, replaced)
 
     async def link_to(self, view: PeerView) -> Link:
         """Returns the link to a peer.

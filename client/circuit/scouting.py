@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from molink.client.circuit.patience import SignOfLife, answers_until_s
+from molink.client.epochs.patience import SignOfLife, answers_until_s
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb

@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit import patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival
-from molink.client.circuit.reserving import HopRefused, Report, release
+from molink.client.circuit.moves import RunningCircuit, SessionMoves, TokenArrival, tell_head
+from molink.client.circuit.reserving import Report, release
 from molink.client.circuit.scouting import ask_signs_of_life
 from molink.client.circuit.session_request import (
     SessionRequest,
@@ -24,7 +23,9 @@ from molink.client.circuit.session_request import (
     start_of,
 )
 from molink.client.circuit.standbys import Standbys
+from molink.client.circuit.successor import MovingSession
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
+from molink.client.epochs import patience
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
 from molink.client.epochs.session_log import HopLost, HopRecovery, SessionLog
 from molink.client.epochs.session_tokens import SessionTokens
@@ -53,17 +54,19 @@ class ClientSession:
         self._report = report
         self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
         self._speculation = asked.speculation
-        tells = needs_history(self._template.sampling)
-        self._tokens = SessionTokens(self._template.session, asked.prompt, tell_tails=tells)
+        tells_tails = needs_history(self._template.sampling)
+        self._tokens = SessionTokens(self._template, asked.prompt, tells_tails=tells_tails)
         self._events: asyncio.Queue[TokenArrival | HopLost] = asyncio.Queue(
             self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
         """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
         self._run: RunningCircuit | None = None
         self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
-        self._moves = SessionMoves(circuit_builder, self.standbys)
         self._circuits = core.CircuitCore()
         self._stands = asked.stands
+        owned = self._template, asked.speculation, self._tokens, self._circuits
+        moving = MovingSession(*owned, self._go_over, self._take_over, report)
+        self._moves = SessionMoves(circuit_builder, self.standbys, moving)
         self._kept = KeptLeases[pb.SessionDescriptor](_again=asked.begins_on)
 
     @property
@@ -109,6 +112,7 @@ class ClientSession:
             self._moves.stop()
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
+            self._circuit_builder.route_selector.record_trips(self._template, self.log, self._speculation)
             self._release()
             self.standbys.release()
 
@@ -153,11 +157,11 @@ class ClientSession:
         by that."""
         if leaving.to_standby:
             self._moves.note_better_at_standby(sender, leaving.within_ms / 1000)
-            self._moves.begin(self._run, self._move)
+            self._moves.begin(self._run)
             return
         self._report(f"peer {sender[-8:]} is about to leave ({as_said(leaving.reason)})")
         self._moves.note_leaving(sender, leaving.within_ms / 1000)
-        self._moves.begin(self._run, self._move)
+        self._moves.begin(self._run)
 
     def _lose(self, loss: HopLost) -> None:
         """The first loss of a circuit ends it; what is said of it later is of no use any more."""
@@ -195,7 +199,7 @@ class ClientSession:
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
             return
         self.standbys.begin(circuit)
-        self._moves.begin(self._run, self._move)
+        self._moves.begin(self._run)
 
     async def _next_event(self) -> TokenArrival | HopLost:
         """The next token or loss. Hops are asked for a sign of life where it is overdue; a circuit that yields nothing
@@ -218,9 +222,8 @@ class ClientSession:
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            token_s = self._circuits.token_s(
-                self._predicted_first_s(circuit.route), circuit.route.tpot_ms / 1000
-            )
+            first_s, next_s = self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
+            token_s = self._circuits.token_s(first_s, next_s)
             fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             if not self._events.empty():
                 continue
@@ -237,7 +240,7 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
-        first_s, next_s = self._predicted_first_s(route), route.tpot_ms / 1000
+        first_s, next_s = self._predicted_first_s(route), route.trip_ms / 1000
         return self._circuits.patience_s(first_s, next_s), self._circuits.ask_after_s(next_s, asked)
 
     def _predicted_first_s(self, route: Route) -> float:
@@ -310,32 +313,11 @@ class ClientSession:
         self._kept.seize(seized, self.standbys.circuit_without)
         return seized
 
-    async def _move(self, run: RunningCircuit) -> None:
-        """Has the next circuit prepared while this one goes on, and goes over to it."""
-        clock = asyncio.get_running_loop().time
-        while run.intake is not None and self._moves.wants(run.circuit):
-            wanted = await self._moves.next_circuit(run.circuit)
-            if wanted is None:
-                return
-            asked = core.MoveWanted(wanted.planned.route.peer_ids)
-            self._circuits.handle(asked, clock())
-            try:
-                epoch, tokens = self._circuits.last_epoch, len(self._tokens.history)
-                circuit = await self._moves.prepare(wanted, self._template, epoch, tokens)
-            except HopRefused as refused:
-                if (
-                    self._run is not run
-                ):  # its circuit was lost by the same: a task group tells that, not that it ends
-                    return
-                self._report(f"a move is not made: {refused}")
-                self._circuits.handle(core.NotPrepared(), clock())
-                self._moves.record_failed(refused)
-            else:
-                self._go_over(run, circuit)
-                return
-
-    def _go_over(self, run: RunningCircuit, circuit: ActiveCircuit) -> None:
+    def _go_over(self, circuit: ActiveCircuit) -> None:
         """From the next token on the session is on that circuit."""
+        run = self._run
+        if run is None:
+            return
         before = run.circuit
         move = pb.Move(
             session=self._template.session,
@@ -352,17 +334,35 @@ class ClientSession:
         if not before.head.post(move):
             self._lose(HopLost(self._template.epoch, before.head.peer_id, "lost", "the head takes no more"))
 
+    def _take_over(self, template: pb.SessionDescriptor, circuit: ActiveCircuit, token: pb.Token) -> bool:
+        """A circuit of other spans has come as far: from now on the session is the one that was begun there."""
+        run, connection = self._run, self._circuit_builder.connection
+        if run is None or run.intake is None or run.intake.ended:
+            return False
+        intake = TokenStream(run.intake.rules, run.intake.expected, len(circuit.links))
+        if intake.refuses(token):
+            return False
+        self._circuits.handle(core.Prepared(), asyncio.get_running_loop().time())
+        self.standbys.release()  # copies are of the session that was
+        connection.unregister(self._template.session)
+        self._template.CopyFrom(template)
+        connection.register(self._template.session, self)
+        run.circuit, run.before, run.intake = circuit, run.circuit, intake
+        self.on_tokens(circuit.head.peer_id, token)
+        return True
+
     def _leave_circuit(self, run: RunningCircuit, before: ActiveCircuit) -> None:
         """The first token has come over the circuit that the session has gone over to."""
         run.before, circuit = None, run.circuit
         self._moves.record_moved()
-        names = {peer_id: view.facts.name for peer_id, view in circuit.peers.items()}
-        self.log.record_move(circuit.route, names)
+        self.log.record_move(circuit.route, circuit.peers)
+        tell_head(circuit, before, self._tokens, self._speculation)
         self._kept.keep(before.descriptor)
         self._circuit_builder.end_session(before.descriptor)
-        self._release_kept(circuit.route.peer_ids)
+        is_same = before.descriptor.session == circuit.descriptor.session
+        self._release_kept(circuit.route.peer_ids if is_same else ())
         self.standbys.begin(circuit)
-        self._moves.begin(self._run, self._move)
+        self._moves.begin(self._run)
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
@@ -374,9 +374,8 @@ class ClientSession:
             for link in () if run is None else run.circuit.links:
                 link.post(pb.Request(id=0, await_ready=asked))
             if run is not None and run.before is None:
-                left_tokens = self._template.capacity_tokens - len(self._tokens.history)
-                await self._moves.look_for_better(run.circuit, left_tokens)
-                self._moves.begin(self._run, self._move)
+                await self._moves.look_for_better(run.circuit)
+                self._moves.begin(self._run)
 
     def _release(self) -> None:
         """Gives all leases back."""

@@ -5,7 +5,7 @@ the rules by which an honest tail makes tokens (`peer/engine/steps.py`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -109,3 +109,10 @@ class TokenStream:
         if self.out_of_place > MOST_OUT_OF_PLACE or token.position > self.expected + MOST_AHEAD:
             raise HeadAtFault("it sent tokens of other positions than the next")
         return False
+
+    def refuses(self, token: pb.Token) -> bool:
+        """Whether it cannot be the next token. Takes nothing."""
+        try:
+            return not replace(self).takes(token)
+        except HeadAtFault:
+            return True

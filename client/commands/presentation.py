@@ -101,6 +101,8 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "measured_ttft_ms": explanation.measured_ttft_ms,
         "objective_ms": explanation.objective_ms,
         "tokens_per_trip": explanation.generation.tokens_per_trip,
+        "predicted_tokens_per_trip": explanation.predicted_tokens_per_trip,
+        "predicted_trip_ms": explanation.predicted_trip_ms,
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -113,7 +115,7 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
         accounted_ms = sum(map(_together_ms, explanation.hops))
         trip_ms = explanation.measured_trip_ms
         out.print(
-            f"A {_round_of(explanation)}: predicted {explanation.predicted_tpot_ms:.2f} ms, "
+            f"A {_round_of(explanation)}: predicted {explanation.predicted_trip_ms:.2f} ms, "
             f"measured {trip_ms:.2f} ms, of which hops and links account for {accounted_ms:.2f} ms",
             markup=False,
         )
@@ -134,7 +136,8 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
         out.print(
             f"A trip brought {generation.tokens_per_trip:.2f} tokens, so a token took "
             f"{explanation.measured_tpot_ms:.2f} ms: {generation.accepted_tokens} of "
-            f"{counted(generation.guessed_tokens, 'guess', 'guesses')} were right",
+            f"{counted(generation.guessed_tokens, 'guess', 'guesses')} were right. Predicted: "
+            f"{explanation.predicted_tokens_per_trip:.2f} tokens, {explanation.predicted_tpot_ms:.2f} ms",
             markup=False,
         )
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]

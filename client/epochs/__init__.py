@@ -1,5 +1,5 @@
-"""What becomes of a generation's circuits: events and effects, which leases are kept, what generations of one prompt
-have in common, and the log.
+"""What becomes of a generation's circuits: events and effects as values, which leases are kept, the log, and the prompt
+that several share.
 
 Begin in `circuit_events.py`.
 """

@@ -128,14 +128,15 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class MoveWanted:
-    """Event: the session is to go on over a circuit of these peers, of the same spans, without a pause."""
+    """Event: the session is to go on over a circuit of these peers without a pause."""
 
     peer_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Event: answers `Prepare`: every hop knows of the epoch, and holds what it is to begin behind, or will soon."""
+    """Event: answers `Prepare`: every hop knows of the epoch, and holds what it is to begin behind, or will soon; or
+    a circuit of other spans has come as far."""
 
 
 @dataclass(frozen=True, slots=True)

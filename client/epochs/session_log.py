@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import PeerLost, SwarmError
+from molink.dht.records.records import PeerView
 from molink.routing.routes.planner import Route
 from molink.shards.spec import Span
 
@@ -85,11 +86,11 @@ class SessionLog:
             self.recoveries.append(replace(self.recovering, seconds=at_s - self.recovering.lost_s))
             self.recovering = None
 
-    def record_move(self, route: Route, names: Mapping[str, str]) -> None:
+    def record_move(self, route: Route, peers: Mapping[str, PeerView]) -> None:
         """Records that the session has gone on over that circuit without a pause."""
         self.route = route
         self.moves += 1
-        self.names.update(names)
+        self.names.update({peer_id: view.facts.name for peer_id, view in peers.items()})
 
     def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
         """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""

@@ -50,6 +50,9 @@ PROTOCOL = "/molink/gossip/2"
 IHAVE, IWANT = b"\x0f", b"\xa5"
 HEAR_OUT_S = 2.0
 """Within which a peer that gets no link may say what it is."""
+CROSSING_DIALS = 2
+"""Two links that both ends have dialled cross if no more than so many times the longest dial lies between them. Later
+nobody dials a neighbour, unless it has no link any more: it has been started again, or its end has noticed a loss."""
 _QUEUE = 256
 _BATCH = 64
 _MAX_RECORDS_PER_S = 100
@@ -214,7 +217,8 @@ class Gossip:
         link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
         self._traffic.count_connection()
         if not self._admit(link):
-            await self._hear_out(stream)
+            if not dialled:
+                await self._hear_out(stream)
             await stream.reset()
             return
         self._lazy_push.open_link(stream.peer_id)
@@ -236,7 +240,7 @@ class Gossip:
             await stream.reset()
 
     def _admit(self, link: GossipLink) -> bool:
-        """Both ends keep the same one of two links: the smaller id's, or one dialler's newer one."""
+        """Both ends keep the same one of two links: of those that cross the smaller id's, of others the newer one."""
         peer_id = link.stream.peer_id
         old = self._links.get(peer_id)
         if peer_id == self._own_peer_id or (
@@ -245,7 +249,9 @@ class Gossip:
             return False
         if old is not None:
             dialler = self._own_peer_id if link.dialled else peer_id
-            if old.dialled != link.dialled and dialler != min(peer_id, self._own_peer_id):
+            apart_s = link.neighbour.since - old.neighbour.since
+            crosses = old.dialled != link.dialled and apart_s <= CROSSING_DIALS * self._timing.dial_timeout_s
+            if crosses and dialler != min(peer_id, self._own_peer_id):
                 return False
             old.scope.cancel()
         self._links[peer_id] = link
@@ -275,8 +281,8 @@ class Gossip:
 
     async def _hear_out(self, stream: CompressedStream) -> None:
         """Receives what a peer that gets no link says first, which is what it is: so nobody who takes all links can
-        keep a newcomer from being heard."""
-        if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
+        keep a newcomer from being heard, nor its own old link a peer that has been started again."""
+        if stream.peer_id == self._own_peer_id:
             return
         try:
             with trio.move_on_after(HEAR_OUT_S):

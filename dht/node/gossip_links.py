@@ -136,6 +136,8 @@ class GossipLinks:
         """A link for as long as it lasts; then the peer is left alone for a while."""
         try:
             await self.connect(peer_id, addresses)
+            if peer_id in self.neighbours:  # it has dialled meanwhile
+                return
             stream = await self._host.open_stream(peer_id, GOSSIP, timeout_s=self._timing.dial_timeout_s)
         except DialError as error:
             logger.debug("no link to %s: %s", peer_id, error)

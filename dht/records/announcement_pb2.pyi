@@ -233,6 +233,34 @@ class Relay(_message.Message):
 Global___Relay: _TypeAlias = Relay  # noqa: Y015
 
 @_typing.final
+class Draft(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    GUESS_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """lookup, tables, or what a draft model is called"""
+    tokenizer: _builtins.bytes
+    """the first 8 bytes of the SHA-256 of a draft model's tokenizer.json; empty: it is no model"""
+    guess_ms: _builtins.float
+    """that one guess takes; 0: too little to count"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tokenizer: _builtins.bytes = ...,
+        guess_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guess_ms", b"guess_ms", "name", b"name", "tokenizer", b"tokenizer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draft: _TypeAlias = Draft  # noqa: Y015
+
+@_typing.final
 class Facts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,6 +296,7 @@ class Facts(_message.Message):
     PARTNER_KEY_FIELD_NUMBER: _builtins.int
     SAMPLING_ABILITIES_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
@@ -337,6 +366,10 @@ class Facts(_message.Message):
     def sampling_abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """where it draws tokens, as a tail: penalties, grammars"""
 
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:
+        """what it guesses tokens from where it is the head; none: it does not"""
+
     def __init__(
         self,
         *,
@@ -372,11 +405,12 @@ class Facts(_message.Message):
         partner_key: _builtins.bytes = ...,
         sampling_abilities: _abc.Iterable[_builtins.str] | None = ...,
         pairs: _builtins.bool = ...,
+        drafts: _abc.Iterable[Global___Draft] | None = ...,
         region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "region", b"region", "relay_address", b"relay_address", "relays", b"relays", "sampling_abilities", b"sampling_abilities", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "cone", b"cone", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "drafts", b"drafts", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "keeps_copies", b"keeps_copies", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "pairs", b"pairs", "partner_key", b"partner_key", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "region", b"region", "relay_address", b"relay_address", "relays", b"relays", "sampling_abilities", b"sampling_abilities", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

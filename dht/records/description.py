@@ -45,6 +45,14 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
         "sampling_abilities": list(facts.sampling_abilities),
+        "drafts": [
+            {
+                "name": one.name,
+                "tokenizer": one.tokenizer.hex() or None,
+                "guess_ms": _short(one.guess_ms),
+            }
+            for one in facts.drafts
+        ],
         "keeps_copies": facts.keeps_copies,
         "pairs": facts.pairs,
         "partner": facts.partner_peer_id or None,

@@ -10,6 +10,7 @@ from molink.dht.identity.identity import is_sound, peer_id_of, public_key_of
 from molink.dht.records import announcement_pb2 as pb
 from molink.dht.records.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, real, size, text, whole
 from molink.dht.records.records import (
+    AnnouncedDraft,
     Coordinate,
     DeviceProperties,
     LayerLatency,
@@ -32,6 +33,10 @@ MAX_ACTIVATION_CODECS = 8
 MAX_RELAYS = 3
 MAX_REGION_CHARACTERS = 32
 MAX_SAMPLING_ABILITIES = 8
+MAX_DRAFTS = 3
+MAX_DRAFT_CHARACTERS = 24
+TOKENIZER_HASH_BYTES = 8
+MAX_GUESS_MS = 10_000.0
 MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
@@ -80,6 +85,9 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         if link in kept:
             message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=_rounded(link.rtt_ms))
     _relays_to_message(facts, message)
+    size("drafts", len(facts.drafts), MAX_DRAFTS)
+    for draft in facts.drafts:
+        message.drafts.add(name=draft.name, tokenizer=draft.tokenizer, guess_ms=_rounded(draft.guess_ms))
     if facts.coordinate is not None:
         message.coordinate.position.extend(facts.coordinate.position)
         message.coordinate.height_ms = facts.coordinate.height_ms
@@ -116,6 +124,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
     size("relays", len(message.relays), MAX_RELAYS)
     size("sampling abilities", len(message.sampling_abilities), MAX_SAMPLING_ABILITIES)
+    size("drafts", len(message.drafts), MAX_DRAFTS)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -163,6 +172,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             text("a sampling ability", ability, 16, least=1) for ability in message.sampling_abilities
         ),
         partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
+        drafts=tuple(map(_draft_from_message, message.drafts)),
     )
 
 
@@ -205,6 +215,16 @@ def _coordinate(message: pb.Facts) -> Coordinate | None:
         return None
     announced = message.coordinate
     return Coordinate(tuple(announced.position), announced.height_ms, announced.error)
+
+
+def _draft_from_message(message: pb.Draft) -> AnnouncedDraft:
+    if len(message.tokenizer) not in (0, TOKENIZER_HASH_BYTES):
+        raise ValueError(f"a tokenizer's hash has {TOKENIZER_HASH_BYTES} bytes, not {len(message.tokenizer)}")
+    return AnnouncedDraft(
+        text("a draft", message.name, MAX_DRAFT_CHARACTERS, least=1),
+        message.tokenizer,
+        real("guess_ms", message.guess_ms, MAX_GUESS_MS),
+    )
 
 
 def _latencies_from_message(message: pb.Facts) -> tuple[LayerLatency, ...]:

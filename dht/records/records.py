@@ -11,6 +11,8 @@ COORDINATE_DIMENSIONS = 4
 MAX_COORDINATE_MS = 10_000.0
 """Farthest from the origin along each axis, and highest."""
 MAX_COORDINATE_ERROR = 1.5
+LOOKUP, TABLES = "lookup", "tables"
+"""Drafts that are no model: the longest match in the sequence itself; n-grams of a client's earlier generations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,19 @@ class RelayAt:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedDraft:
+    """Draft that a peer guesses tokens with where it is the head of a circuit."""
+
+    name: str
+    """LOOKUP, TABLES, or what a draft model is called."""
+    tokenizer: bytes = b""
+    """The first 8 bytes of the SHA-256 of a draft model's tokenizer.json; empty: it is no model, and guesses from
+    sequences themselves."""
+    guess_ms: float = 0.0
+    """That one guess takes; 0: too little to count. On the wire in single precision."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFacts:
     """The part of an announcement that rarely changes: sent when it does, about 1 KB."""
 
@@ -185,6 +200,8 @@ class PeerFacts:
     """Whether its sessions go over to their partners while it computes prompts: copies are of keys and values then."""
     region: str = ""
     """Where its owner says that it is, for people to see; routers go by what is measured."""
+    drafts: tuple[AnnouncedDraft, ...] = ()
+    """What it guesses tokens with where it is the head; none: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
+    AnnouncedDraft,
     DeviceProperties,
     PeerFacts,
     PeerState,
@@ -70,6 +71,7 @@ class ServingTerms:
     pairs: bool = False
     region: str = ""
     sampling_abilities: tuple[str, ...] = (PENALTIES, GUESSES)
+    drafts: tuple[AnnouncedDraft, ...] = ()
 
 
 class Announcer:
@@ -219,6 +221,7 @@ def joining_machine(
         held=leases.held,
         relays=facts.relays,
         cone=facts.cone,
+        drafts=facts.drafts,
     )
 
 
@@ -260,4 +263,5 @@ def own_facts(
         pairs=terms.pairs,
         region=terms.region,
         sampling_abilities=terms.sampling_abilities,
+        drafts=terms.drafts,
     )

@@ -205,6 +205,7 @@ class Bootstrap:
                 settings.options.roles == "pairs",
                 settings.options.region or "",
                 (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
+                () if self._guesses is None else self._guesses.announced,
             ),
         )
         facts = await reach.settled(base)
@@ -286,8 +287,7 @@ class Bootstrap:
         return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
-        """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's
-        addresses say nothing of it."""
+        """Where this peer's swarm is: at its own addresses, but for all interfaces, and where its owner had it join."""
         listens = () if self._settings.listen in ALL_INTERFACES else (self._settings.listen,)
         announces = (self._settings.options.announce,) if self._settings.options.announce else ()
         initial_peers = where_to_join(self._settings).initial_peers
@@ -381,9 +381,7 @@ class Bootstrap:
         self._report(f"Loading layers {span}")
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
-            raise PeerError(
-                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
-            )
+            raise PeerError(f"layers {span} do not fit: {answer.detail}. Give more --memory or fewer layers")
         await parts.announcer.announce(facts_too=True)
         await parts.serving.loader.load(span)
 

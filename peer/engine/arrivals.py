@@ -151,7 +151,7 @@ def is_sound(hidden: torch.Tensor) -> bool:
 def step_token(session: ServedSession, token: pb.Token) -> StepToken:
     """A token as the core takes it. A client that is gone takes none: that one is the last."""
     is_last = token.finish != pb.NOT_FINISHED or session.owner.closed_because is not None
-    payload = StepPayload(token_ids=(token.token_id,))
+    payload = StepPayload(token_ids=(token.token_id,), expected=tuple(token.expected))
     return session, token.step, token.position, is_last, payload, token
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
+from molink.dht.records.records import AnnouncedDraft
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
@@ -12,6 +13,7 @@ from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
 from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
+from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards.spec import GUESSES, ModelSpec
@@ -41,6 +43,9 @@ class TokenGuesses(Protocol):
     def record(self, guessed: int, accepted: int) -> None:
         """Of so many guesses that travelled so many were right: the first ones."""
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """The session's tail says that these probably come next."""
+
 
 GuessesOf: TypeAlias = Callable[[ServedSession, pb.Start], TokenGuesses | None]
 """Who guesses the tokens of a session whose head is here, and that is started so; None: nobody."""
@@ -59,6 +64,7 @@ class StepGuesser:
         self.source.extend([token_id for one in tokens for token_id in one.token_ids or ()])
         if guessed:
             self.source.record(guessed, len(tokens) - 1)
+        self.source.expect(tokens[-1].expected)
         self.travelling = ()
 
     def propose(self, last: StepPayload, most: int, load: TripLoad) -> tuple[StepPayload, TripBegun]:
@@ -71,13 +77,93 @@ class StepGuesser:
         return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)) if guesses else last, trip
 
 
+class AwaitedSequence:
+    """A `speculation.Guesser` of a head that a session has moved to: it knows the tokens from the move on, and guesses
+    nothing until the client has told those before."""
+
+    def __init__(self, position: int, token_id: int) -> None:
+        """The session goes on here with that token, at that position."""
+        self.position = position
+        self.tokens = [token_id]
+        """From there on, for certain."""
+
+    def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:  # noqa: ARG002 - there were none
+        """As `Guesser.record_trip`."""
+        self.tokens += [token_id for one in tokens for token_id in one.token_ids or ()]
+
+    def propose(self, last: StepPayload, *_: int | TripLoad) -> tuple[StepPayload, TripBegun]:
+        """As `Guesser.propose`."""
+        return last, NO_GUESSES
+
+
+class SessionGuessing:
+    """Owner of who guesses the tokens of each session whose head is here: from its start, in later epochs of the same
+    head, and, once the client has told the sequence, at a head that it has moved to."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self.source_of: GuessesOf = lambda _, __: None
+
+    def begin(self, session: ServedSession, start: pb.Start) -> None:
+        """The session begins so."""
+        self._begin(session, start, start.token_ids)
+
+    def keep(self, older: ServedSession, session: ServedSession) -> None:
+        """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
+        if older.is_head and session.is_head and why_no_guesses(session) is None:
+            session.progress.guesser = older.progress.guesser
+
+    def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
+        """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
+        is kept until the client tells what came before."""
+        if session.progress.guesser is None and why_no_guesses(session) is None:
+            session.progress.guesser = AwaitedSequence(position, token_id)
+
+    def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
+        """The client tells a head that the session has moved to what the sequence is, and what to guess from. Told to
+        another, or again, it has no effect.
+
+        Raises:
+            ProtocolError: it is not the client's to say, or cannot be the session's sequence.
+        """
+        awaited, plan = session.progress.guesser, session.plan
+        if not session.is_head or not isinstance(awaited, AwaitedSequence):
+            return
+        tokens = history.token_ids
+        if session.owner is not link or history.position or len(tokens) > plan.capacity_tokens:
+            raise ProtocolError("a sequence is told by the session's client, from its first token on")
+        if max(tokens, default=0) >= plan.vocabulary:
+            raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {plan.vocabulary}")
+        hints = pb.Start(prediction=history.prediction, guess_scope=history.guess_scope)
+        check_hints(hints, self._spec)
+        if len(tokens) >= awaited.position:
+            session.progress.guesser = None
+            self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
+
+    def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
+        if why_no_guesses(session) is not None:
+            return
+        source = self.source_of(session, hints)
+        if source is not None:
+            source.extend(tokens)
+            session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
+
+
 class HeadGuesses:
     """Owns what the tokens of a peer's sessions are guessed from: a `GuessesOf`."""
 
-    def __init__(self, *, tables: bool, draft: DraftModel | None = None, fixed: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tables: bool,
+        draft: DraftModel | None = None,
+        fixed: int | None = None,
+        announced: tuple[AnnouncedDraft, ...] = (),
+    ) -> None:
         """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
         itself. `draft` guesses too, for DRAFTED_SESSIONS at a time. `fixed`: always so many travel, to compare with;
-        None: as many as pay."""
+        None: as many as pay. `announced`: what the peer says of all that."""
+        self.announced = announced
         self._draft = draft
         self._drafted: set[ServedSession] = set()
         self._fixed = fixed
@@ -89,8 +175,13 @@ class HeadGuesses:
 
     def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
         """None: as many tokens are kept as may be."""
-        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
         plan, prediction = session.plan, start.prediction
+        sampled = plan.params.temperature > 0
+        if plan.params.grammar is not None:
+            return SessionGuesses.of_grammar(
+                plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+            )
+        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
@@ -101,7 +192,6 @@ class HeadGuesses:
             self._drafted.add(session)
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
-        sampled = plan.params.temperature > 0
         return SessionGuesses(
             table, prediction, plan.stages, draft, sampled=sampled, fixed=self._fixed, totals=self.counts
         )
@@ -117,15 +207,11 @@ def check_hints(start: pb.Start, spec: ModelSpec) -> None:
         raise ProtocolError(f"a predicted token is beyond the vocabulary of {spec.vocabulary_size}")
 
 
-def why_no_guesses(session: ServedSession, spec: ModelSpec) -> str | None:
+def why_no_guesses(session: ServedSession) -> str | None:
     """Why no guesses travel with the session's steps; None: they may."""
     plan = session.plan
     if not plan.speculates:
         return WANTS_NONE
-    if any(spec.state_bytes):
-        return "the model's layers keep states, which do not go back"
-    if plan.params.grammar is not None:
-        return "what its grammar lets come is known for the next token alone"
     for hop in plan.hops:
         if GUESSES not in hop.facts.sampling_abilities:
             return f"{hop.peer_id} takes no guesses: it is of an older version"
@@ -149,8 +235,10 @@ def fault_of_trip(tokens: Sequence[pb.Token], session: ServedSession) -> str | N
     tokens that were guessed, since hops hold these; those of an older step are repeats."""
     if (token_id := max(token.token_id for token in tokens)) >= session.plan.vocabulary:
         return f"token {token_id} is beyond the vocabulary"
+    if len(tokens[-1].expected) > MOST_GUESSES:
+        return f"{len(tokens[-1].expected)} tokens are said to be expected, more than may be guessed"
     guesser, history_tokens = session.progress.guesser, session.progress.history_tokens
-    travelling = () if guesser is None else guesser.travelling
+    travelling = guesser.travelling if isinstance(guesser, StepGuesser) else ()
     for place, token in enumerate(tokens[:-1]):
         if token.position < history_tokens:
             continue

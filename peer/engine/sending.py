@@ -8,7 +8,7 @@ import torch
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepFrame, StepInput, StepOutput, StepPayload, row_header, rows_of
-from molink.peer.hop.session import Credit, DrawnToken
+from molink.peer.hop.session import Credit, DrawnToken, GuessedStep
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -59,14 +59,22 @@ class FrameSender:
         sessions = tuple(token[0].key.session for token in tokens)
         return link is not None and link.post(message, traffic_class=TrafficClass.DECODE, sessions=sessions)
 
-    def send_guesses(self, session: ServedSession, step: int, payload: StepPayload) -> None:
-        """Tells the session's tail what was guessed for that step. Without an open link it draws one token."""
-        link, key = self._links.find(session.previous_peer_id), session.key
-        guess = pb.Guess(
-            session=key.session, epoch=key.epoch, step=step, token_ids=(payload.token_ids or ())[1:]
-        )
-        if link is not None:
-            link.post(pb.Guesses(guesses=[guess]), traffic_class=TrafficClass.DECODE, sessions=(key.session,))
+    def send_guesses(self, peer_id: str, steps: Sequence[GuessedStep[ServedSession, StepPayload]]) -> None:
+        """Tells sessions' tail in one frame what was guessed for these steps. Without an open link it draws one token
+        of each."""
+        if (link := self._links.find(peer_id)) is None:
+            return
+        guesses = [
+            pb.Guess(
+                session=session.key.session,
+                epoch=session.key.epoch,
+                step=step,
+                token_ids=(payload.token_ids or ())[1:],
+            )
+            for session, step, payload in steps
+        ]
+        sessions = tuple([session.key.session for session, _, _ in steps])
+        link.post(pb.Guesses(guesses=guesses), traffic_class=TrafficClass.DECODE, sessions=sessions)
 
     def send_window_update(self, peer_id: str, stepped: Sequence[Credit[ServedSession]]) -> bool:
         """Tells a previous hop what has been computed here; False: there is no open link."""
@@ -83,6 +91,7 @@ class FrameSender:
         by_client: dict[Link, list[pb.Token]] = {}
         for token in tokens:
             owner = token[0].owner
+            token[5].ClearField("expected")  # the head's alone
             if owner.closed_because is None:
                 by_client.setdefault(owner, []).append(token[5])
         for owner, messages in by_client.items():

@@ -15,7 +15,7 @@ from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.guessing import GuessesOf, StepGuesser, check_hints, why_no_guesses
+from molink.peer.engine.guessing import SessionGuessing, check_hints
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
@@ -70,8 +70,11 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
-        self._source_of: GuessesOf = lambda _, __: None
-        self.draws = TailDraws(lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session)
+        self.guessing = SessionGuessing(engine.spec)
+        """Who guesses the tokens of sessions whose head is here."""
+        self.draws = TailDraws(
+            lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session, self._hand_over
+        )
         """What the draws here depend on beside logits."""
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
@@ -135,25 +138,6 @@ class Stepper:
         self._links.cancel(session.key.session)
         self._handle(events.SessionEnded(session))
 
-    # -- guesses
-
-    def guess_by(self, source_of: GuessesOf) -> None:
-        """Who guesses the tokens of sessions whose head is here; None of one of which nobody does."""
-        self._source_of = source_of
-
-    def _begin_guessing(self, session: ServedSession, start: pb.Start) -> None:
-        """The session begins so."""
-        if why_no_guesses(session, self._engine.spec) is None:
-            source = self._source_of(session, start)
-            if source is not None:
-                source.extend(start.token_ids)
-                session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
-
-    def keep_guessing(self, older: ServedSession, session: ServedSession) -> None:
-        """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
-        if older.is_head and session.is_head and why_no_guesses(session, self._engine.spec) is None:
-            session.progress.guesser = older.progress.guesser
-
     # -- planned moves
 
     def tell_moves(self, moves: Callable[[ServedSession, int, int], None]) -> None:
@@ -168,6 +152,7 @@ class Stepper:
     def continue_session(self, session: ServedSession, position: int, token_id: int) -> None:
         """The head's session goes on from the epoch before with that token."""
         payload = StepPayload(token_ids=(token_id,))
+        self.guessing.await_sequence(session, position, token_id)
         self._handle(events.SessionContinued(session, position, payload))
 
     def _epoch_over(self, effect: events.EpochOver[ServedSession, StepPayload]) -> None:
@@ -194,7 +179,7 @@ class Stepper:
         check_hints(start, spec)
         computed = tokens[start.position :]
         self.draws.learn(session, 0, tokens)
-        self._begin_guessing(session, start)
+        self.guessing.begin(session, start)
         if session.inputs is not None:
             session.inputs.record(0, token_rows(tokens[: start.position]))
         self._handle(
@@ -205,6 +190,16 @@ class Stepper:
                 lambda first, stop: StepPayload(token_ids=computed[first:stop]),
             )
         )
+
+    def on_history(self, link: Link, history: pb.History) -> None:
+        """The client tells what the sequence is so far: a tail whose draws depend on it, or a head that has taken the
+        session over, to guess from."""
+        session = self._sessions.get(history.session, history.epoch)
+        if session is None or session.ended:
+            return
+        if session.drawing is not None or not (session.is_head and session.plan.speculates):
+            self.draws.on_history(session, link, history)
+        self.guessing.on_history(session, link, history)
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
@@ -274,11 +269,14 @@ class Stepper:
         asked = [one for one in output.inputs if one.draws]
         tokens: list[StepToken] = []
         for one, drawn, at in zip(asked, output.sampled, output.positions, strict=True):
-            timings = self._sender.timings(one, output)
-            for token in trip_messages(one, drawn, at, timings):
-                self.draws.drew(one.session, token.position, token.token_id)
-                tokens.append(step_token(one.session, token))
+            trip = trip_messages(one, drawn, at, self._sender.timings(one, output))
+            self.draws.drew(one.session, trip)
+            if not self.draws.hold(one.session, trip):
+                tokens += [step_token(one.session, token) for token in trip]
         return tokens
+
+    def _hand_over(self, session: ServedSession, tokens: Sequence[pb.Token]) -> None:
+        self._handle(events.TokensDrawn([step_token(session, token) for token in tokens]))
 
     # -- the core
 
@@ -316,7 +314,7 @@ class Stepper:
             self._undelivered(effect.peer_id, sessions, "no open link to the head")
 
     def _send_guesses(self, effect: events.SendGuesses[ServedSession, StepPayload]) -> None:
-        self._sender.send_guesses(effect.session, effect.step, effect.payload)
+        self._sender.send_guesses(effect.peer_id, effect.steps)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
         if not self._sender.send_window_update(effect.peer_id, effect.stepped):

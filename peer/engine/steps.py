@@ -16,6 +16,7 @@ from molink.peer.compute.backend import StageEngine, StepResult
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.hop.frames import OutgoingFrame, frames_of
 from molink.peer.hop.session import HopStep
+from molink.peer.masks.mask_worker import NextMask
 from molink.peer.profiling.profile import StepWork
 from molink.peer.redundancy.input_log import token_rows
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -24,6 +25,7 @@ from molink.shards.batching.engine import Rows
 from molink.shards.batching.partial_step import PartialStep
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import Sampled, sample_each
+from molink.shards.sampling.token_history import SeenTokens
 from molink.shards.spec import ModelSpec, Span
 
 
@@ -40,7 +42,9 @@ class StepPayload:
     timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""
     guesses: tuple[int, ...] = ()
-    """At the tail: what it knows of the step's guesses. The engine's thread sets it."""
+    """At the tail: what it knows of the step's guesses, and of what depends on them. The engine's thread sets it."""
+    expected: tuple[int, ...] = ()
+    """At the head: what its tail says that probably comes behind."""
     partial: PartialStep | None = None
     """What the engine has of it, where it is computed in slices. The engine's thread sets it."""
 
@@ -161,8 +165,10 @@ def _begun(
                 engine.begin_behind(cache, one.position)
             if one.guesses and one.session.is_tail:
                 one.payload.guesses = _known_guesses(one)
-            if one.draws and one.session.drawing is not None:
-                one.session.drawing.go_to(one.position + one.tokens - one.guesses)
+            if one.draws and (drawing := one.session.drawing) is not None:
+                drawing.go_to(one.position + one.tokens - one.guesses)
+                if masks := drawing.masks_along(one.payload.guesses):
+                    one.payload.guesses = one.payload.guesses[: len(masks) - 1]
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
@@ -228,26 +234,26 @@ def _step(
 
 def _requests(one: StepInput, position: int) -> tuple[SampleRequest, ...]:
     """How the session's token at that position is chosen, and behind it one for each guess."""
-    drawing = one.session.drawing
-    if drawing is None or not one.guesses:
-        return tuple([_request(one, position + place) for place in range(one.draws)])
-    seen = drawing.seen_behind(one.payload.guesses)
-    last = len(seen) - 1  # behind guesses that are not known nothing is accepted
-    return tuple([replace(_request(one, position + at), seen=seen[min(at, last)]) for at in range(one.draws)])
-
-
-def _request(one: StepInput, position: int) -> SampleRequest:
-    """How the session's token at that position is chosen."""
-    plan, drawing = one.session.plan, one.session.drawing
-    left_out = plan.params.stop_token_ids if position < plan.prompt_tokens + plan.params.min_tokens else ()
+    drawing, guesses = one.session.drawing, one.payload.guesses
     if drawing is None:
-        return SampleRequest(plan.params, plan.seed, position, left_out=left_out)
-    if drawing.grammar is None:
-        return SampleRequest(plan.params, plan.seed, position, drawing.seen(), left_out)
-    mask = drawing.grammar.next
-    return SampleRequest(
-        plan.params, plan.seed, position, drawing.seen(), () if mask.ends else left_out, mask.allowed
-    )
+        return tuple([_request(one, position + place) for place in range(one.draws)])
+    seen, masks = drawing.seen_behind(guesses), drawing.masks_along(guesses) or (None,) * (len(guesses) + 1)
+    requests = [
+        _request(one, position + at, *there) for at, there in enumerate(zip(seen, masks, strict=True))
+    ]
+    # behind guesses that are not known nothing is accepted
+    return (*requests[: one.draws], *requests[-1:] * (one.draws - len(requests)))
+
+
+def _request(
+    one: StepInput, position: int, seen: SeenTokens | None = None, mask: NextMask | None = None
+) -> SampleRequest:
+    """How the session's token at that position is chosen."""
+    plan = one.session.plan
+    left_out = plan.params.stop_token_ids if position < plan.prompt_tokens + plan.params.min_tokens else ()
+    if mask is None:
+        return SampleRequest(plan.params, plan.seed, position, seen, left_out)
+    return SampleRequest(plan.params, plan.seed, position, seen, () if mask.ends else left_out, mask.allowed)
 
 
 def _joined(first: StepResult, behind: StepResult) -> StepResult:

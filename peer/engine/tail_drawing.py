@@ -6,7 +6,7 @@ drawn; from there on the tail knows what it has drawn itself.
 
 from collections.abc import Sequence
 
-from molink.peer.masks.mask_worker import GrammarState
+from molink.peer.masks.mask_worker import GrammarState, NextMask
 from molink.shards.sampling.token_history import SeenTokens, TokenHistory
 from molink.shards.spec import SamplingParams
 
@@ -53,6 +53,10 @@ class TailDrawing:
         if self.grammar is not None and self.grammar.next.position != position:
             raise ValueError("what the grammar lets come there is not known")
 
+    def masks_along(self, guesses: Sequence[int]) -> tuple[NextMask, ...]:
+        """What the grammar lets come next, and behind each guess as far as that is known; empty where there is none."""
+        return () if self.grammar is None else self.grammar.next.along(guesses)
+
     def seen(self) -> SeenTokens | None:
         """What penalties count; None where there are none."""
         return self._history.seen() if self._has_penalties else None
@@ -61,6 +65,8 @@ class TailDrawing:
         """What penalties count before the next token, and before the one behind each guess, should these be right."""
         if not self._has_penalties:
             return [None] * (len(guesses) + 1)
+        if not guesses:
+            return [self.seen()]
         known = self.known
         seen: list[SeenTokens | None] = [self._history.seen().copied()]
         for guess in guesses:

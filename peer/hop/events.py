@@ -6,11 +6,19 @@ from typing import Any, Generic, TypeAlias
 
 from molink.peer.hop.frames import OutgoingFrame
 from molink.peer.hop.layered_prefill import PrefillSlice
-from molink.peer.hop.session import ArrivedRows, Credit, DrawnToken, HopStep, Payload, Session
+from molink.peer.hop.session import ArrivedRows, Credit, DrawnToken, GuessedStep, HopStep, Payload, Session
 from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decode_watch import DecodeBatch
 
 # -- events
+
+
+@dataclass(slots=True)
+class TokensDrawn(Generic[Session, Payload]):
+    """Event: at the tail, tokens that `BatchComputed` did not have, though their step had been computed: they had to
+    wait."""
+
+    tokens: Sequence[DrawnToken[Session, Payload]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +213,7 @@ HopEvent: TypeAlias = (
     | FaultFound[Session]
     | WindowUpdated[Session]
     | DrawsAllowed[Session]
+    | TokensDrawn[Session, Payload]
     | BatchComputed[Session, Payload]
     | SliceComputed[Session, Payload]
     | FramesRefused[Session, Payload]
@@ -272,12 +281,11 @@ class SendTokens(Generic[Session, Payload]):
 
 @dataclass(frozen=True, slots=True)
 class SendGuesses(Generic[Session, Payload]):
-    """Effect: at the head, the guesses in a step's payload go to the tail, and to no hop between. Without them it draws
-    one token."""
+    """Effect: at the head, the guesses in steps' payloads go to these sessions' tail in one frame, and to no hop
+    between. Without them it draws one token of each."""
 
-    session: Session
-    step: int
-    payload: Payload
+    peer_id: str
+    steps: Sequence[GuessedStep[Session, Payload]]
 
 
 @dataclass(slots=True)

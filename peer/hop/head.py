@@ -3,15 +3,15 @@
 Each method that lets something begin returns it; `HopCore` queues it.
 """
 
+from collections.abc import Iterable
 from typing import Generic
 
-from molink.peer.hop.session import Payload, Session
+from molink.peer.hop.session import GuessedStep, HopSettings, Payload, Session
+from molink.peer.hop.speculation import most_guesses
 from molink.peer.scheduling.in_flight_limit import InFlightLimit
-from molink.peer.scheduling.in_flight_rules import Rule
-from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prompt_gathering import PromptGathering
-from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripBegun, TripLoad
-from molink.routing.cost.prefill_chunks import Cut, most_chunk_tokens
+from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, BatchLoad, TripBegun, TripLoad
+from molink.routing.cost.prefill_chunks import most_chunk_tokens
 
 MOST_WAIT_S = 30.0
 """A head whose prompts need the line for so long takes no more: clients give up a head that is silent for 60 s."""
@@ -21,13 +21,10 @@ class Head(Generic[Session, Payload]):
     """Owns the orders among the sessions whose head is here: of prompts that wait for others, and of decode steps that
     wait for their circuit."""
 
-    def __init__(
-        self, rule: Rule, cut: Cut, limits: BatchLimits, gathering: PromptGathering[Session] | None
-    ) -> None:
+    def __init__(self, settings: HopSettings, gathering: PromptGathering[Session] | None) -> None:
         """Without `gathering` no prompt waits for another."""
-        self._limit: InFlightLimit[Session] = InFlightLimit(rule, limits.max_sessions)
-        self._cut = cut
-        self._limits = limits
+        self._settings = settings
+        self._limit: InFlightLimit[Session] = InFlightLimit(settings.rule, settings.limits.max_sessions)
         self._gathering = gathering
         self._gathered: set[Session] = set()
         """Sessions whose prompts wait for others."""
@@ -35,6 +32,8 @@ class Head(Generic[Session, Payload]):
         """The next steps that wait for their circuit."""
         self._prefilling: set[Session] = set()
         """Sessions that wait for their first token."""
+        self._guessed: dict[str, list[GuessedStep[Session, Payload]]] = {}
+        """Steps that have begun with guesses, by the tail that has not been told of these."""
         self._lone: dict[Session, TripBegun] = {}
         """The latest trips of sessions that this hop is the whole circuit of: they step with whatever waits here."""
 
@@ -57,10 +56,10 @@ class Head(Generic[Session, Payload]):
 
     def add_prompt(self, session: Session, tokens: int) -> bool:
         """There are so many tokens to compute. Whether to begin now, and not with a later `prompts_ready`."""
-        stages, limits = session.place.stages, self._limits
+        stages, limits = session.place.stages, self._settings.limits
         takes = (limits.max_tokens, *(stage.facts.step_tokens for stage in stages))
         session.prefill.chunks.extend(
-            self._cut(stages, tokens, most_chunk_tokens(takes, limits.max_sessions))
+            self._settings.cut(stages, tokens, most_chunk_tokens(takes, limits.max_sessions))
         )
         self._prefilling.add(session)
         if self._gathering is None:
@@ -101,21 +100,37 @@ class Head(Generic[Session, Payload]):
             return []
         return [(one, *self._returned.pop(one)) for one in self._limit.release_ready(now_s)]
 
-    def load_of(self, session: Session) -> TripLoad:
+    def begin_step(self, session: Session, step: int, payload: Payload) -> Payload:
+        """That decode step begins. What it computes: the token, and guesses behind it, as many as the session's
+        progress says then; none at an epoch's end, so that hops know what it holds."""
+        progress, trip = session.progress, NO_GUESSES
+        if progress.guesser is not None and not progress.moves:
+            most = most_guesses(session, self._settings.most_step_tokens)
+            payload, trip = progress.guesser.propose(payload, most, self._load_of(session))
+            if trip.guesses and not session.is_tail:
+                self._guessed.setdefault(session.previous_peer_id, []).append((session, step, payload))
+        progress.guesses = trip.guesses
+        self._prefilling.discard(session)
+        if session.is_tail:
+            self._lone[session] = trip
+        else:
+            self._limit.record_begun(session, trip)
+        return payload
+
+    def take_guessed(self) -> Iterable[tuple[str, list[GuessedStep[Session, Payload]]]]:
+        """By tail: the steps that have begun with guesses since this was asked last."""
+        if not self._guessed:
+            return ()
+        guessed, self._guessed = self._guessed, {}
+        return guessed.items()
+
+    def _load_of(self, session: Session) -> TripLoad:
         """What shares the circuit with the session's decode step that begins now."""
         if not session.is_tail:
             return self._limit.load_of(session, len(self._prefilling))
         others = [trip for other, trip in self._lone.items() if other is not session]
         rows = sum([1 + one.guesses for one in others])
         return TripLoad(BatchLoad(rows, sum([one.tokens for one in others]))) if others else ALONE
-
-    def record_begun(self, session: Session, trip: TripBegun) -> None:
-        """That decode step of the session begins."""
-        self._prefilling.discard(session)
-        if session.is_tail:
-            self._lone[session] = trip
-        else:
-            self._limit.record_begun(session, trip)
 
     def end_decode(self, session: Session) -> None:
         """No further decode step of the session is to come."""

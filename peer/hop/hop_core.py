@@ -23,10 +23,9 @@ from molink.peer.hop.session import (
     Session,
     due_of_prompt,
 )
-from molink.peer.hop.speculation import fault_of_guesses, fault_of_trip, most_guesses, trips_of
+from molink.peer.hop.speculation import fault_of_guesses, fault_of_trip, trips_of
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
-from molink.peer.scheduling.trip_load import NO_GUESSES
 
 
 class HopCore(Generic[Session, Payload]):
@@ -40,12 +39,11 @@ class HopCore(Generic[Session, Payload]):
     ) -> None:
         """Without a `sizer` prompts are computed in whole chunks, whoever decodes meanwhile; without `gathering` none
         waits for another."""
-        limits = settings.limits
         self._settings = settings
         self._sessions: set[Session] = set()
         self._held: HeldFrames[Session, Payload] = HeldFrames()
         self._turns: EngineTurns[Session, Payload] = EngineTurns(settings, sizer, self._sessions, self._held)
-        self._head: Head[Session, Payload] = Head(settings.rule, settings.cut, limits, gathering)
+        self._head: Head[Session, Payload] = Head(settings, gathering)
         self._wake_s = math.inf
         """When `Woken` is to come."""
         self._effects: list[events.HopEffect[Session, Payload]] = []
@@ -88,6 +86,7 @@ class HopCore(Generic[Session, Payload]):
             self._on_slice(event, now_s)
         else:
             self._on_rare(event, now_s)
+        effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
         if (news := self._turns.take_news()) is not None:
             effects.append(news)
         if self._head.has_waiting:
@@ -109,6 +108,8 @@ class HopCore(Generic[Session, Payload]):
             self._on_move(event, now_s)
         elif isinstance(event, events.DrawsAllowed):
             self._on_draws_allowed(event, now_s)
+        elif isinstance(event, events.TokensDrawn):
+            self._hand_over(event.tokens, now_s)
         elif isinstance(event, events.FaultFound | events.Undelivered):
             self._on_fault(event)
         elif isinstance(event, events.Woken):
@@ -263,9 +264,7 @@ class HopCore(Generic[Session, Payload]):
             if one.prefill and one.session.is_head:
                 self._add_chunk(one.session, now_s)
         if not through or through[0].session.is_tail:
-            elsewhere, drawn_here = tokens_by_head(event.tokens)
-            self._effects += [events.SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
-            self._advance(drawn_here, now_s)
+            self._hand_over(event.tokens, now_s)
         else:
             self._pump(now_s)
             self._forward(event)
@@ -273,6 +272,12 @@ class HopCore(Generic[Session, Payload]):
         self._effects.append(events.RecordBatch(event.compute_s, len(steps), tokens, work))
 
     # -- steps
+
+    def _hand_over(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
+        """At the tail: tokens go to their heads."""
+        elsewhere, drawn_here = tokens_by_head(drawn)
+        self._effects += [events.SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
+        self._advance(drawn_here, now_s)
 
     def _advance(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
@@ -313,17 +318,10 @@ class HopCore(Generic[Session, Payload]):
             self._begin_step(session, step, payload, now_s)
 
     def _begin_step(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
-        """Queues a decode step: a token, and guesses; none at an epoch's end, so that hops know what it holds."""
-        progress, trip = session.progress, NO_GUESSES
-        if progress.guesser is not None and not progress.moves:
-            most = most_guesses(session, self._settings.most_step_tokens)
-            payload, trip = progress.guesser.propose(payload, most, self._head.load_of(session))
-            if trip.guesses and not session.is_tail:
-                self._effects.append(events.SendGuesses(session, step, payload))
-        self._head.record_begun(session, trip)
-        progress.guesses = trip.guesses
-        rows = session, step, 1 + trip.guesses, 1 + trip.guesses, False, progress.history_tokens - 1, payload
-        self._add(rows, now_s)
+        """Queues a decode step: a token, and guesses."""
+        payload = self._head.begin_step(session, step, payload)
+        progress, tokens = session.progress, 1 + session.progress.guesses
+        self._add((session, step, tokens, tokens, False, progress.history_tokens - 1, payload), now_s)
 
     def _add_chunk(self, session: Session, now_s: float) -> None:
         """Queues the next chunk of a prompt, if there is one."""

@@ -186,6 +186,8 @@ session; so are those below."""
 DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
 """Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
 head's next step computes, and what the client gets."""
+GuessedStep: TypeAlias = tuple[Session, int, Payload]
+"""Session, step, and what that computes: a token, and guesses behind it."""
 Credit: TypeAlias = tuple[Session, int]
 """Session, and the step up to which all of its prefill has been computed."""
 

@@ -13,8 +13,8 @@ import struct
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +49,19 @@ class NextMask:
     """As `SampleRequest.allowed`."""
     ends: bool = False
     """Whether all of them end the text."""
+    expected: tuple[int, ...] = ()
+    """What probably comes there, and behind that, as far as the grammar leaves little choice."""
+    behind: tuple["NextMask", ...] = ()
+    """What may come behind each of these."""
+
+    def along(self, tokens: Sequence[int]) -> tuple["NextMask", ...]:
+        """This one, and those behind these tokens, as far as they are the ones that were expected."""
+        same = 0
+        for token, expected in zip(tokens, self.expected, strict=False):
+            if token != expected:
+                break
+            same += 1
+        return (self, *self.behind[:same])
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -64,6 +77,10 @@ class GrammarState:
     """In which it is followed."""
     followed: int = 0
     """Generated tokens, there."""
+    expects: float = 1.0
+    """How many tokens were expected of late, on average, when one was to come."""
+    unheeded: int = 0
+    """In a row: times that expected tokens were told, and not guessed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +92,8 @@ class MaskOrder:
     generated_behind: Callable[[int], tuple[int, ...]]
     """What was generated behind the first so many generated tokens."""
     done: Callable[[NextMask | Exception], None]
+    most_expected: int = 0
+    """Behind so many tokens that may be expected it is said too what may come."""
 
 
 class MaskWorker:
@@ -196,7 +215,7 @@ class MaskWorker:
         if "error" in header:
             order.done(GrammarFailed(str(header["error"])))
         else:
-            order.done(NextMask(order.position, mask, bool(header["ends"])))
+            order.done(_mask_of(order.position, header, mask))
 
     def _send(self, order: MaskOrder) -> None:
         state = order.state
@@ -208,7 +227,8 @@ class MaskWorker:
         state.followed += len(tokens)
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         grammar = (state.grammar.kind, state.grammar.text) if is_new else None
-        self._write({"drop": dropped, "number": state.number, "grammar": grammar, "tokens": tokens})
+        asked = {"number": state.number, "grammar": grammar, "tokens": tokens, "most": order.most_expected}
+        self._write({"drop": dropped, **asked})
 
     def _write(self, header: dict[str, object]) -> None:
         """What is not read any more is answered by the end of the process."""
@@ -216,6 +236,15 @@ class MaskWorker:
             return
         encoded = json.dumps(header, separators=(",", ":")).encode()
         self._process.stdin.write(_LENGTHS.pack(len(encoded), 0) + encoded)
+
+
+def _mask_of(position: int, header: dict[str, Any], masks: bytes) -> NextMask:
+    ends, expected = header["ends"], tuple(header["expected"])
+    size = len(masks) // len(ends)
+    first, *behind = [
+        NextMask(position + at, masks[at * size : (at + 1) * size], bool(ends[at])) for at in range(len(ends))
+    ]
+    return replace(first, expected=expected, behind=tuple(behind))
 
 
 async def _read(answers: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:

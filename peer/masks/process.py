@@ -46,21 +46,25 @@ class GrammarFollower:
         self._followed: dict[int, FollowedGrammar] = {}
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, object], bytes]:
-        """What comes of an order: the mask of what may come behind its tokens, or why there is none."""
+        """What comes of an order: the mask of what may come behind its tokens, and of what may come behind those that
+        are expected then, or why there is none."""
         for number in order["drop"]:
             self._followed.pop(number, None)
         began_s = time.process_time()
         try:
             followed = self._find(order)
             followed.masks.follow(order["tokens"])
-            mask, ends = followed.masks.next()
+            masks = [followed.masks.next()]
+            expected = followed.masks.expected(order["most"])
+            masks += [(mask, ends) for _, mask, ends in expected]
             followed.tokens += len(order["tokens"])
             followed.spent_s += time.process_time() - began_s
             followed.check()
         except GrammarFailed as error:
             self._followed.pop(order["number"], None)
             return {"error": str(error)}, b""
-        return {"ends": ends}, mask
+        header = {"ends": [ends for _, ends in masks], "expected": [token for token, _, _ in expected]}
+        return header, b"".join(mask for mask, _ in masks)
 
     def _find(self, order: Mapping[str, Any]) -> FollowedGrammar:
         """The grammar that is followed, or one more."""

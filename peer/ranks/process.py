@@ -211,7 +211,7 @@ class Rank:
     def _cache(self, number: int, length: int) -> SequenceCache:
         """The cache, no longer than the peer takes it to be."""
         cache = self._caches[number]
-        cache.truncate(min(length, cache.length))
+        self._engine.begin_behind(cache, min(length, cache.length))
         return cache
 
     def _step(self, order: Order, payload: bytearray) -> None:

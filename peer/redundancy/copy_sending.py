@@ -129,11 +129,6 @@ class CopySending(Generic[Key]):
         self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens)
         return True
 
-    def partner_of(self, key: Key) -> str | None:
-        """Who keeps the session's copy; None: nobody."""
-        copy = self._copies.get(key)
-        return None if copy is None else copy.partner
-
     def kept_tokens(self, key: Key) -> int:
         """Of the session, so many tokens are known to be kept."""
         return self._copies[key].kept_tokens

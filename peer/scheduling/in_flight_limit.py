@@ -26,6 +26,10 @@ UNPREDICTED = 1.25
 """A trip that takes longer than predicted by this factor has waited: predictions are not better than that."""
 WAIT_WEIGHT = 0.2
 """Of the latest trip in the average of how long trips wait."""
+ROWS_WEIGHT = 0.1
+"""Of the latest trip in the average of its session's rows."""
+OTHER_ROWS = 1.25
+"""With so many times as many rows, or as few, another number of micro-batches may be the best."""
 
 
 @dataclass(slots=True)
@@ -59,14 +63,19 @@ class _CircuitState(Generic[SessionT]):
     """Of the micro-batch that came back last."""
     waited_ms: float = 0.0
     """By how much micro-batches took longer than predicted, of late."""
+    rows_each: float = 1.0
+    """Of a session's trips, of late: with guesses more than one."""
+    planned_rows: float = 1.0
+    """For which `plan` was made."""
 
 
 class InFlightLimit(Generic[SessionT]):
     """Limits how many micro-batches of the sessions whose head is here are in flight, circuit by circuit."""
 
-    def __init__(self, rule: Rule, max_sessions: int) -> None:
+    def __init__(self, rule: Rule, max_rows: int) -> None:
+        """`max_rows`: of a micro-batch, at most."""
         self._rule = rule
-        self._max_sessions = max_sessions
+        self._max_rows = max_rows
         self._states: dict[Circuit, _CircuitState[SessionT]] = {}
         self._state_of: dict[SessionT, _CircuitState[SessionT]] = {}
 
@@ -143,6 +152,9 @@ class InFlightLimit(Generic[SessionT]):
         own.rows += trip.guesses
         own.tokens += trip.tokens - 1
         own.predicted_ms = max(own.predicted_ms, trip.predicted_ms)
+        state.rows_each += ROWS_WEIGHT * (1 + trip.guesses - state.rows_each)
+        if not 1 / OTHER_ROWS < state.rows_each / state.planned_rows < OTHER_ROWS:
+            state.plan = None
 
     def due_s(self) -> float | None:
         """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""
@@ -165,7 +177,8 @@ class InFlightLimit(Generic[SessionT]):
 
     def _plan_of(self, state: _CircuitState[SessionT]) -> InFlightPlan:
         if state.plan is None:
-            state.plan = self._rule(state.stages, len(state.sessions), self._max_sessions)
+            state.plan = self._rule(state.stages, len(state.sessions), self._max_rows, state.rows_each)
+            state.planned_rows = state.rows_each
         return state.plan
 
 

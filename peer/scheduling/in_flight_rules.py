@@ -6,14 +6,16 @@ for each other; too many, and each stage reads its weights once for each. With n
 the time per output token, takes the longer of two: the way of one micro-batch through all stages and links, and the
 work of the busiest stage, uplink or host for all n: stages that compute on one host's processors share them.
 
+A session has one row in a step, or with guesses several: what stages compute and links carry is counted in rows.
+
 The rules: `system` is the MoLink system paper's (section 4.1), `transmission` the transmission paper's (section 4.3), a
 number is that number, as in the latter's evaluation, and `molink`, ours, predicts an iteration for every number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol
 
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
@@ -30,20 +32,29 @@ class InFlightPlan:
     micro_batches: int
     """How many may be on their way at once."""
     max_sessions: int
-    """The most sessions of each. In decode a session is one token, so this caps its tokens as well."""
+    """The most sessions of each."""
     iteration_ms: float
     """Predicted: from one token of a session to its next."""
 
 
-Rule: TypeAlias = Callable[[Sequence[PipelineStage], int, int], InFlightPlan]
-"""Of the stages of a circuit, the sessions that decode along it (1 or more), and the most that step together."""
+class Rule(Protocol):
+    """How many micro-batches are in flight on a circuit."""
+
+    def __call__(
+        self, stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    ) -> InFlightPlan:
+        """`sessions` (1 or more) decode along the stages with so many rows each, 1 or with guesses more on average, and
+        at most `max_rows` step together."""
 
 
-def iteration_ms(stages: Sequence[PipelineStage], sessions: int, micro_batches: int) -> float:
-    """The predicted time per output token with the sessions spread evenly over the micro-batches, 1 or more of each."""
+def iteration_ms(
+    stages: Sequence[PipelineStage], sessions: int, micro_batches: int, rows_each: float = 1.0
+) -> float:
+    """The predicted time per trip, without guesses per output token, with the sessions spread evenly over the
+    micro-batches, 1 or more of each, and so many rows of each session."""
     size, larger = divmod(sessions, micro_batches)
-    sizes = [(size + 1, larger)] if larger else []
-    sizes += [(size, micro_batches - larger)]
+    sizes = [(round((size + 1) * rows_each), larger)] if larger else []
+    sizes += [(round(size * rows_each), micro_batches - larger)]
     through_ms = pace_ms = 0.0
     shared_ms: dict[tuple[str, int], float] = {}
     for stage in stages:
@@ -58,40 +69,46 @@ def iteration_ms(stages: Sequence[PipelineStage], sessions: int, micro_batches: 
     return max(through_ms, pace_ms)
 
 
-def molink(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
+def molink(
+    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+) -> InFlightPlan:
     """The smallest number that is predicted to give each session its next token as soon as any, but for 5 %.
 
     The sessions are given, so that is the highest throughput too. All numbers are predicted, not only those up to the
     first that gets worse: measured profiles have steps.
     """
-    counts = range(_fewest(sessions, max_sessions), _most(sessions, max_sessions) + 1)
-    predicted = [_plan(stages, sessions, count) for count in counts]
+    counts = range(_fewest(sessions, max_rows, rows_each), _most(sessions, max_rows, rows_each) + 1)
+    predicted = [_plan(stages, sessions, count, rows_each) for count in counts]
     limit_ms = min(one.iteration_ms for one in predicted) * ALIKE
     return next(one for one in predicted if one.iteration_ms <= limit_ms)
 
 
-def system(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
+def system(
+    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+) -> InFlightPlan:
     """From one micro-batch upward, as long as one more fits into the bubble that is left.
 
     As we read it: with N micro-batches the busiest stage computes N times in an iteration, and idles until the first
     comes round again. That residual bubble must hold one more computation. The cap on their size is an even share.
     """
-    count = _fewest(sessions, max_sessions)
-    while count < _most(sessions, max_sessions):
-        rows = -(-sessions // (count + 1))
+    count = _fewest(sessions, max_rows, rows_each)
+    while count < _most(sessions, max_rows, rows_each):
+        rows = round(-(-sessions // (count + 1)) * rows_each)
         steps_ms = [stage.decode_ms(rows) + STEP_OVERHEAD_MS for stage in stages]
         through_ms = sum(steps_ms) + sum(stage.transfer_ms(rows) + stage.link_ms for stage in stages)
         if (count + 1) * max(steps_ms) > through_ms:
             break
         count += 1
-    return _plan(stages, sessions, count)
+    return _plan(stages, sessions, count, rows_each)
 
 
-def transmission(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
+def transmission(
+    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+) -> InFlightPlan:
     """The best of N to 2 N for N stages, or as many as there are sessions if these are fewer."""
-    fewest, most = _fewest(sessions, max_sessions), _most(sessions, max_sessions)
+    fewest, most = _fewest(sessions, max_rows, rows_each), _most(sessions, max_rows, rows_each)
     counts = {min(max(fewest, count), most) for count in range(len(stages), 2 * len(stages) + 1)}
-    predicted = [_plan(stages, sessions, count) for count in sorted(counts)]
+    predicted = [_plan(stages, sessions, count, rows_each) for count in sorted(counts)]
     return min(predicted, key=lambda one: one.iteration_ms)
 
 
@@ -100,9 +117,11 @@ def fixed(micro_batches: int) -> Rule:
     if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
         raise ValueError(f"1 to {MOST_MICRO_BATCHES} micro-batches can circulate, not {micro_batches}")
 
-    def rule(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
-        count = max(_fewest(sessions, max_sessions), min(micro_batches, _most(sessions, max_sessions)))
-        return _plan(stages, sessions, count)
+    def rule(
+        stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    ) -> InFlightPlan:
+        most = min(micro_batches, _most(sessions, max_rows, rows_each))
+        return _plan(stages, sessions, max(_fewest(sessions, max_rows, rows_each), most), rows_each)
 
     return rule
 
@@ -121,14 +140,16 @@ def rule_named(name: str) -> Rule:
     return fixed(int(name))
 
 
-def _plan(stages: Sequence[PipelineStage], sessions: int, micro_batches: int) -> InFlightPlan:
-    predicted_ms = iteration_ms(stages, sessions, micro_batches)
+def _plan(
+    stages: Sequence[PipelineStage], sessions: int, micro_batches: int, rows_each: float
+) -> InFlightPlan:
+    predicted_ms = iteration_ms(stages, sessions, micro_batches, rows_each)
     return InFlightPlan(micro_batches, -(-sessions // micro_batches), predicted_ms)
 
 
-def _fewest(sessions: int, max_sessions: int) -> int:
-    return -(-sessions // max_sessions)
+def _fewest(sessions: int, max_rows: int, rows_each: float) -> int:
+    return min(sessions, -(-sessions // max(1, int(max_rows / rows_each))))
 
 
-def _most(sessions: int, max_sessions: int) -> int:
-    return max(_fewest(sessions, max_sessions), min(sessions, MOST_MICRO_BATCHES))
+def _most(sessions: int, max_rows: int, rows_each: float) -> int:
+    return max(_fewest(sessions, max_rows, rows_each), min(sessions, MOST_MICRO_BATCHES))

@@ -269,7 +269,7 @@ class Admission:
             if (left := self._end(key)) is not None:
                 self._caches.keep(left, session)
                 session.shares = session.shares and left.shares and session.before == left.before
-                self._stepper.keep_guessing(left, session)
+                self._stepper.guessing.keep(left, session)
                 if self._copying is not None:
                     self._copying.log_inputs(session, left.inputs)
 

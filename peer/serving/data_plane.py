@@ -179,7 +179,7 @@ class DataPlane:
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
         if compute.guesses is not None:
-            self.stepper.guess_by(compute.guesses)
+            self.stepper.guessing.source_of = compute.guesses
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)

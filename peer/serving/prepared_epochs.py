@@ -179,7 +179,7 @@ class PreparedEpochs:
         """
         known = self._prepared.get(history.session)
         if known is None or known.key.epoch != history.epoch or known.owner is not link:
-            self._stepper.draws.on_history(self._sessions.get(history.session, history.epoch), link, history)
+            self._stepper.on_history(link, history)
             return
         known.history_tokens += len(history.token_ids)
         if not history.token_ids or known.history_tokens > 2 * known.plan.capacity_tokens:
@@ -322,7 +322,7 @@ class PreparedEpochs:
                 del self._prepared[key.session]
         try:
             for history in known.histories:
-                self._stepper.draws.on_history(self._sessions.get(*known.key), known.owner, history)
+                self._stepper.on_history(known.owner, history)
             for action in known.waiting:
                 action()
         except ProtocolError as error:

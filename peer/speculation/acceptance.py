@@ -11,7 +11,7 @@ from molink.peer.speculation.ngram_tables import STRENGTHS_OF_CONTEXT
 
 GuessKind: TypeAlias = tuple[str, int]
 """Source, and how strong it says that the guess is."""
-LOOKUP, TABLE, PREDICTION, DRAFT = "lookup", "table", "prediction", "draft"
+LOOKUP, TABLE, PREDICTION, DRAFT, GRAMMAR = "lookup", "table", "prediction", "draft", "grammar"
 PRIOR_GUESSES = 4
 """For how many guesses of a kind what is known beforehand counts."""
 REMEMBERED_GUESSES = 24
@@ -27,6 +27,7 @@ def _beforehand(
             **{(TABLE, STRENGTHS_OF_CONTEXT + at): chance for at, chance in enumerate(table)},
             **{(PREDICTION, bits): 0.8 for bits in range(RESUMED, STRONGEST + 1)},
             **{(DRAFT, eighths): chance for eighths, chance in enumerate(draft)},
+            (GRAMMAR, 0): 0.9,
         }
     )
 

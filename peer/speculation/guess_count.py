@@ -10,7 +10,7 @@ one's own, no session takes more from the others than it gains.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import add, mul
 
 from molink.peer.scheduling.trip_load import ALONE, TripLoad
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
@@ -43,16 +43,19 @@ class CircuitCosts:
             found = self._by_rows[rows] = _costs(self._stages, rows)
         return found
 
-    def pace_ms(self, sizes: Sequence[int]) -> float:
-        """The work of whatever is busiest with micro-batches of so many rows, as often as each comes."""
-        if len(sizes) == 1:
-            return max(self.of_rows(sizes[0]).busy_ms)
-        return max(map(sum, zip(*(self.of_rows(rows).busy_ms for rows in sizes), strict=True)))
+    def busy_ms(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """As `StepCosts.busy_ms`, of micro-batches of so many rows together; empty if there are none."""
+        return tuple(map(sum, zip(*[self.of_rows(rows).busy_ms for rows in sizes], strict=True)))
+
+    def pace_ms(self, rows: int, others_ms: Sequence[float] = ()) -> float:
+        """The work of whatever is busiest with a micro-batch of so many rows, and with the others' work (`busy_ms`)."""
+        own_ms = self.of_rows(rows).busy_ms
+        return max(map(add, own_ms, others_ms)) if others_ms else max(own_ms)
 
     def trip_ms(self, rows: int, other_sizes: Sequence[int] = ()) -> float:
         """From a trip's beginning to the next one's: the micro-batch's way, or the work for it and all others of
         whatever is busiest."""
-        return max(self.of_rows(rows).way_ms, self.pace_ms([rows, *other_sizes]))
+        return max(self.of_rows(rows).way_ms, self.pace_ms(rows, self.busy_ms(other_sizes)))
 
 
 def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = ALONE) -> int:
@@ -63,7 +66,7 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
     on their way, each of them waits for what guesses take of the uplink.
     """
     beside_rows, beside_tokens = (0, 0.0) if load.beside is None else (load.beside.rows, load.beside.tokens)
-    other_sizes = [one.rows for one in load.others]
+    others_ms = costs.busy_ms([one.rows for one in load.others])
     other_ways_ms = [(one.tokens, costs.of_rows(one.rows).way_ms + load.waited_ms) for one in load.others]
     first = costs.of_rows(beside_rows + 1)
     computed_ms = first.computed_ms
@@ -71,12 +74,13 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
     best, most_tokens_per_ms, tokens = 0, 0.0, beside_tokens
     for guesses, together in enumerate(accumulate(chances, mul, initial=1.0)):
         tokens += together
-        own = costs.of_rows(beside_rows + 1 + guesses)
-        pace_ms = costs.pace_ms([beside_rows + 1 + guesses, *other_sizes]) + load.waited_ms
+        rows = beside_rows + 1 + guesses
+        own, pace_ms = costs.of_rows(rows), costs.pace_ms(rows, others_ms) + load.waited_ms
         way_ms = own.way_ms + load.waited_ms + crowding * (own.computed_ms - computed_ms)
         delayed_ms = load.prompts * (own.sent_ms - first.sent_ms)
         tokens_per_ms = tokens / (max(way_ms, pace_ms) + delayed_ms)
-        tokens_per_ms += sum(others / max(other_ms, pace_ms) for others, other_ms in other_ways_ms)
+        for others, other_ms in other_ways_ms:
+            tokens_per_ms += others / max(other_ms, pace_ms)
         if tokens_per_ms > most_tokens_per_ms:
             best, most_tokens_per_ms = guesses, tokens_per_ms
     return best

@@ -13,6 +13,7 @@ from typing import Protocol
 from molink.peer.scheduling.trip_load import ALONE, NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.acceptance import (
     DRAFT,
+    GRAMMAR,
     GREEDY,
     LOOKUP,
     PREDICTION,
@@ -22,6 +23,7 @@ from molink.peer.speculation.acceptance import (
     GuessKind,
 )
 from molink.peer.speculation.draft_model import DraftLookup, DraftModel
+from molink.peer.speculation.expected_tokens import ExpectedTokens
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
@@ -29,8 +31,13 @@ from molink.routing.cost.pipeline import PipelineStage
 
 MOST_GUESSES = 15
 """Of one trip."""
-UNASKED_TRIPS = 7
+DRAFTED_EVERY = 8
 """Where no guess travels, a draft model is asked for guesses at every eighth trip."""
+RESTS_AFTER, ASKED_EVERY = 8, 4
+"""After so many trips on which no guess travelled the other sources are asked at every fourth: where engines are full,
+what guessing takes of a processor is taken from tokens."""
+LEAST_PLACES = 4
+"""Guessed of a trip, if any; and as many more as twice those that travelled with the one before."""
 LEAST_CHANCE = 0.02
 """A guess that arrives with less, those before it counted, is not made."""
 
@@ -110,8 +117,8 @@ class SessionGuesses:
         if draft is not None:
             self._lookups[DRAFT] = DraftLookup(draft)
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
-        self._unasked = UNASKED_TRIPS
-        """Trips since the draft model was asked."""
+        self._idle_trips = 0
+        """In a row: the latest ones, with which no guess travelled."""
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self.begun = NO_GUESSES
@@ -123,6 +130,21 @@ class SessionGuesses:
         """Whose guess each place of the latest chain is."""
         self.counts = SourceCounts()
         self._all_counts = (self.counts,) if totals is None else (self.counts, totals)
+
+    @classmethod
+    def of_grammar(
+        cls,
+        stages: Sequence[PipelineStage] = (),
+        *,
+        sampled: bool = False,
+        fixed: int | None = None,
+        totals: SourceCounts | None = None,
+    ) -> "SessionGuesses":
+        """Of a session whose tokens are of a grammar: its tail draws behind those guesses alone that it has said to
+        expect, for it knows no other's masks."""
+        made = cls(stages=stages, sampled=sampled, fixed=fixed, totals=totals)
+        made._lookups = {GRAMMAR: ExpectedTokens()}
+        return made
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """The sequence has these tokens more, for certain. The first call has the whole sequence so far, which is not
@@ -136,23 +158,25 @@ class SessionGuesses:
 
     def candidates(self, most: int) -> tuple[Guess, ...]:
         """What may come next, place by place: at most so many, fewer where no source knows further."""
-        asks_draft = self._asks_draft()
+        asks_draft = self._idle_trips % DRAFTED_EVERY == 0
         chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or asks_draft]
         self._proposed = []
         guesses: list[Guess] = []
         together = 1.0
         for _ in range(min(most, MOST_GUESSES)):
-            said = [
-                ((name, found[1]), found[0]) for name, chain in chains if (found := chain.guess()) is not None
-            ]
-            if not said:
-                break
-            chance, (kind, token) = max((self._acceptance.chance(one[0]), one) for one in said)
-            together *= chance
-            if together < LEAST_CHANCE:
+            said: list[tuple[GuessKind, int]] = []
+            best, token, source = -1.0, 0, ""
+            for name, chain in chains:
+                if (found := chain.guess()) is not None:
+                    kind = name, found[1]
+                    said.append((kind, found[0]))
+                    if (chance := self._acceptance.chance(kind)) > best:
+                        best, token, source = chance, found[0], name
+            together *= best
+            if not said or together < LEAST_CHANCE:
                 break
             self._proposed.append((token, said))
-            guesses.append(Guess(token, chance, kind[0]))
+            guesses.append(Guess(token, best, source))
             for _, chain in chains:
                 chain.follow(token)
         self._sources = [one.source for one in guesses]
@@ -163,24 +187,32 @@ class SessionGuesses:
         are scored, also those that do not travel."""
         for counts in self._all_counts:
             counts.trips += 1
-        found = self.candidates(MOST_GUESSES)
+        found = self.candidates(self._places())
         chances = [one.chance for one in found[: most if self._fixed is None else min(most, self._fixed)]]
         costs, count = self._costs, len(chances)
         if costs is not None and self._fixed is None:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
+        self._idle_trips = 0 if count else self._idle_trips + 1
         self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))
         return tuple(one.token_id for one in found[:count])
+
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """The tail says that these probably come next, by its grammar."""
+        if isinstance(source := self._lookups.get(GRAMMAR), ExpectedTokens):
+            source.expect(token_ids)
 
     def record(self, guessed: int, accepted: int) -> None:
         """So many of the latest guesses travelled, and the first so many of these were right."""
         for counts in self._all_counts:
             counts.add(self._sources[:guessed], accepted)
 
-    def _asks_draft(self) -> bool:
-        """A draft model takes time: where no guess travelled it is asked now and then only, in case one would."""
-        self._unasked = 0 if self.begun.guesses or self._unasked >= UNASKED_TRIPS else self._unasked + 1
-        return not self._unasked
+    def _places(self) -> int:
+        """How many tokens are guessed for the next trip: guessing takes time, so no more than may travel."""
+        if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
+            return MOST_GUESSES
+        rests = self._idle_trips >= RESTS_AFTER and self._idle_trips % ASKED_EVERY
+        return 0 if rests else LEAST_PLACES + 2 * self.begun.guesses
 
     def _score(self, tokens: Sequence[int]) -> None:
         """What each source said, place by place, as long as the chain went the way of the sequence."""

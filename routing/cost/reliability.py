@@ -24,12 +24,19 @@ class PeerObservation:
     """Round trip between the client and the peer."""
     uplink_mbps: float | None = None
     """What the peer's line carries away from it."""
+    trips: int = 0
+    """Times round circuits that it was the head of, without the prompts' own."""
+    trip_tokens: float = 0.0
+    """That these brought."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.uptime_s) and self.uptime_s >= 0):
             raise ValueError(f"uptime_s must be finite and not negative, got {self.uptime_s}")
-        if self.losses < 0:
-            raise ValueError(f"losses must not be negative, got {self.losses}")
+        for name in ("losses", "trips"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not (math.isfinite(self.trip_tokens) and self.trip_tokens >= 0):
+            raise ValueError(f"trip_tokens must be finite and not negative, got {self.trip_tokens}")
         if self.client_rtt_ms is not None and not (
             math.isfinite(self.client_rtt_ms) and self.client_rtt_ms >= 0
         ):

@@ -28,11 +28,13 @@ TERM_NAMES = (
     "prefill",
     "loading",
     "reliability",
+    "guesses",
 )
 """batching: what sharing the device adds. step: what the peer's step takes whatever its layers. service: of the client,
-by the head. relay: what an activation takes longer at the relay of a link than on the uplink. transfer: one activation
-on the uplink. client link: to the client and back, once. prefill: the prompt's activations on the uplink, or at the
-link's relay. reliability: what losing the peer would cost, times how likely that is."""
+by the head. relay: what an activation takes longer at the relay of a link than on the uplink. transfer: one
+activation on the uplink. client link: to the client and back, once. prefill: the prompt's activations on the uplink,
+or at the link's relay. reliability: what losing the peer would cost, times how likely that is. guesses: of the head,
+and below 0: what of a trip's time the tokens pay that its guesses are expected to bring."""
 
 
 @dataclass(frozen=True, slots=True)

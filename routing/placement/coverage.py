@@ -12,6 +12,8 @@ import numpy as np
 from molink.dht.records.records import PeerView
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
+from molink.routing.cost.guesses import GuessingHead, guessing_head, trip_shares
+from molink.routing.cost.reliability import UNSEEN
 from molink.routing.cost.terms import Demand
 from molink.routing.placement.neighbourhood import neighbours
 from molink.routing.plan import plan_circuit
@@ -101,6 +103,9 @@ class Placement:
     """The peer's machine in `problem`."""
     other_rates: FloatArray
     """`layer_rates` of the others in `problem`, with what they are loading as if it were there."""
+    cost: CostModel
+    heads: tuple[GuessingHead, ...]
+    """What the guesses of each machine of `problem` are expected to be, if it is the head."""
 
     @classmethod
     def of(
@@ -129,6 +134,8 @@ class Placement:
             problem=posed.of_decode_steps(),
             row=posed.peer_ids.index(view.peer_id),
             other_rates=layer_rates(others, snapshot.model.layers),
+            cost=cost,
+            heads=tuple(guessing_head(each.facts, UNSEEN, cost) for each in posed.views),
         )
 
     @property
@@ -168,6 +175,28 @@ class Placement:
             head_resident=resident[:, -1],
         )
         return _best(held, row, below_ms)
+
+    def guessed_ms(self, table: BoolArray, own: GuessingHead) -> float | None:
+        """The best circuit's time per token if the peer held these layers, its guesses were such, and all others take
+        rows of guesses; None without a circuit. A peer may be head of it or not."""
+        heads = [own if row == self.row else head for row, head in enumerate(self.heads)]
+        trip_ms, problem, found = 0.0, self.problem, None
+        for _ in range(2):  # what a head saves depends on how long a trip is
+            shares = trip_shares(heads, trip_ms)
+            least = float(shares.min())
+            embed_ms = 0.0 if problem.embed_ms is None else problem.embed_ms * least
+            shared = replace(
+                problem,
+                layer_ms=problem.layer_ms * least,
+                latency_ms=None if problem.latency_ms is None else problem.latency_ms * least,
+                embed_ms=embed_ms + (shares - least) * trip_ms,
+                head_ms=None if problem.head_ms is None else problem.head_ms * least,
+            )
+            found = replace(self, problem=shared).holding(table)
+            if found is None:
+                return None
+            trip_ms = found.tpot_ms / least
+        return None if found is None else found.tpot_ms
 
     def longest(self, start: int, kept: BoolArray) -> int:
         """Returns where the longest span from `start` ends that fits beside the layers kept; `start` if none does."""

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
+    AnnouncedDraft,
     Coordinate,
     DeviceProperties,
     LayerLatency,
@@ -18,6 +19,8 @@ from molink.dht.records.records import (
 )
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
+from molink.routing.cost.guesses import guessing_head
+from molink.routing.cost.reliability import UNSEEN
 from molink.routing.placement.coverage import (
     BestCircuit,
     Placement,
@@ -28,7 +31,7 @@ from molink.routing.placement.coverage import (
 )
 from molink.routing.problem.circuit import format_bytes
 from molink.routing.snapshot import Snapshot
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import GUESSES, ModelSpec, Span
 
 SESSION_TOKENS = 512
 """Length of the session for which TPOT is predicted and KV memory must suffice, unless the model's is shorter."""
@@ -66,6 +69,8 @@ class JoiningMachine:
     """Where it is asked for, if nobody can dial it."""
     cone: bool = False
     """Whether it can punch holes, if nobody can dial it."""
+    drafts: tuple[AnnouncedDraft, ...] = ()
+    """What it would guess tokens with where it is the head."""
 
     def __post_init__(self) -> None:
         for name in ("free_weight_bytes", "free_kv_bytes", "embed_ms", "head_ms", "step_ms"):
@@ -99,6 +104,11 @@ class JoinPreview:
     """Predicted seconds until it serves the span."""
     reason: str
     """A sentence for people."""
+    guessed_without_draft_ms: float | None = None
+    """Predicted TPOT of the best circuit where tokens are guessed, if the machine had no draft model of its own; None:
+    it has none, or there is no circuit."""
+    guessed_with_draft_ms: float | None = None
+    """The same with its draft model: lower where it would be the head."""
 
 
 def preview_join(
@@ -113,7 +123,8 @@ def preview_join(
     What makes a circuit possible goes first, or else what covers the most layers that nobody holds; then a lower
     TPOT; then capacity where it is least. Spans are as long as memory allows; in a swarm that holds nothing it is
     the first layers. TPOT is that of the best circuit for a session of `tokens` tokens (None: SESSION_TOKENS), which
-    may have peers load further layers into free memory. Raises ValueError if `tokens` is below 1.
+    may have peers load further layers into free memory. Where the machine has a draft model, the preview says what that
+    changes where tokens are guessed; the span does not depend on it. Raises ValueError if `tokens` is below 1.
     """
     tokens = min(SESSION_TOKENS, snapshot.model.context_length) if tokens is None else tokens
     placement = Placement.of(snapshot, _as_peer(machine, snapshot.model), tokens, cost)
@@ -199,6 +210,7 @@ def _preview(
     held = layer_table(model.layers, machine.held)
     table = held if span is None else held | layer_table(model.layers, (span,))
     old_rates, rates = placement.other_rates, placement.rates(table)
+    without_ms, with_ms = _guessed(placement, machine, table)
     if before is not None and (after is None or after.tpot_ms > before.tpot_ms):
         after = before  # the circuit of the others is still there
     missing = weight_bytes(model, table) - weight_bytes(model, held)
@@ -212,7 +224,23 @@ def _preview(
         fetch_bytes=missing,
         ready_s=fetch_s + missing / machine.load_bytes_per_s,
         reason=reason or _why(old_rates, rates, before, after),
+        guessed_without_draft_ms=without_ms,
+        guessed_with_draft_ms=with_ms,
     )
+
+
+def _guessed(
+    placement: Placement, machine: JoiningMachine, table: BoolArray
+) -> tuple[float | None, float | None]:
+    """The best circuit's time per token where tokens are guessed, without the machine's draft model and with it."""
+    models = [one for one in machine.drafts if one.tokenizer]
+    if not models:
+        return None, None
+    facts = placement.view.facts
+    others = replace(facts, drafts=tuple(one for one in machine.drafts if one not in models))
+    cost = placement.cost
+    without = placement.guessed_ms(table, guessing_head(others, UNSEEN, cost))
+    return without, placement.guessed_ms(table, guessing_head(facts, UNSEEN, cost))
 
 
 def _why(
@@ -260,6 +288,8 @@ def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
         coordinate=machine.coordinate,
         relays=machine.relays,
         cone=machine.cone,
+        sampling_abilities=(GUESSES,),
+        drafts=machine.drafts,
     )
     state = PeerState(
         peer_id=machine.peer_id,
@@ -286,4 +316,15 @@ def describe_preview(preview: JoinPreview) -> str:
     return (
         f"Taking layers {preview.span} ({format_bytes(preview.fetch_bytes)}): predicted TPOT "
         f"{shown(preview.tpot_before_ms)} before, {shown(preview.tpot_after_ms)} after. {preview.reason}"
+        f"{_of_draft(preview)}"
     )
+
+
+def _of_draft(preview: JoinPreview) -> str:
+    """What the machine's draft model changes, as a further sentence; nothing without one."""
+    without_ms, with_ms = preview.guessed_without_draft_ms, preview.guessed_with_draft_ms
+    if without_ms is None or with_ms is None:
+        return ""
+    if with_ms >= without_ms * (1 - NOTICEABLE):
+        return ". Its draft model changes nothing: the best circuit has another head"
+    return f". With its draft model, where tokens are guessed: {with_ms:.1f} ms in place of {without_ms:.1f}"

@@ -7,7 +7,7 @@ that gain, no search can find a reason to leave it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from molink.routing.arrays import BoolArray, FloatArray, IntArray
 from molink.routing.cost.terms import Demand
 from molink.routing.problem.circuit import Hop, NoCircuit
 from molink.routing.problem.problem import CircuitProblem
+from molink.routing.routes.guessed_trips import TripShares, possible_savings
 from molink.routing.routes.planner import Criteria, search_route
 from molink.routing.routes.route import Route, route_of
 from molink.routing.snapshot import PosedProblem, Snapshot
@@ -49,6 +50,8 @@ class IncumbentRoute:
     searched: PosedProblem
     best_ms: float
     """The objective of the best circuit that the last search found."""
+    shares: TripShares | None = None
+    """What guesses would have left of trips then; None: none were asked for."""
 
 
 def replan(
@@ -93,8 +96,12 @@ def replan_incumbent(
         kept = _costed_anew(standing.route, posed, snapshot, leased, criteria)
         if kept is not None:
             lowest_ms = standing.best_ms - possible_gain_ms(standing.searched, posed)
+            if standing.shares is not None and math.isfinite(lowest_ms):
+                shares = TripShares.of(posed.views, snapshot, criteria.cost)
+                part, rows_ms = possible_savings(standing.searched, standing.shares, posed, shares)
+                lowest_ms = part * max(0.0, lowest_ms - rows_ms)
             if not hysteresis.real(kept.objective_ms, lowest_ms):
-                return IncumbentRoute(kept, standing.searched, standing.best_ms)
+                return replace(standing, route=kept)
     return _searched(kept, posed, snapshot, criteria, hysteresis)
 
 
@@ -124,15 +131,16 @@ def _searched(
     kept: Route | None, posed: PosedProblem, snapshot: Snapshot, criteria: Criteria, hysteresis: Hysteresis
 ) -> IncumbentRoute:
     """The outcome of a search, unless what is kept is as good or there is nothing else."""
+    shares = TripShares.of(posed.views, snapshot, criteria.cost) if criteria.guesses else None
     try:
         best = search_route(posed, snapshot, criteria)
     except NoCircuit:
         if kept is None:
             raise
-        return IncumbentRoute(kept, posed, kept.objective_ms)
+        return IncumbentRoute(kept, posed, kept.objective_ms, shares)
     if kept is not None and not hysteresis.real(kept.objective_ms, best.objective_ms):
-        return IncumbentRoute(kept, posed, min(kept.objective_ms, best.objective_ms))
-    return IncumbentRoute(best, posed, best.objective_ms)
+        return IncumbentRoute(kept, posed, min(kept.objective_ms, best.objective_ms), shares)
+    return IncumbentRoute(best, posed, best.objective_ms, shares)
 
 
 def _costed_anew(
@@ -147,7 +155,7 @@ def _costed_anew(
         return None
     if not all(_holds(posed.problem, hop, posed.peer_ids[hop.machine] in leased) for hop in hops):
         return None
-    return route_of(posed, hops, snapshot, criteria.cost, criteria.activation_codec)
+    return route_of(posed, hops, snapshot, criteria.cost, criteria.activation_codec, guesses=criteria.guesses)
 
 
 def _holds(problem: CircuitProblem, hop: Hop, leased: bool) -> bool:

@@ -1,7 +1,7 @@
 """A circuit in terms of peers, with what each hop is predicted to take and why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -14,6 +14,7 @@ from molink.routing.cost.terms import Term, client_rtt_ms
 from molink.routing.latency.relayed_links import RelayOffer
 from molink.routing.problem.circuit import Hop
 from molink.routing.problem.problem import load_ms
+from molink.routing.routes.guessed_trips import GuessedTrip, guessed_trip
 from molink.routing.snapshot import PosedProblem, Snapshot
 from molink.shards.spec import Span, missing_spans
 
@@ -54,6 +55,14 @@ class Route:
     """Seconds until the slowest peer has loaded what is cold, all loading side by side; 0 if all is warm."""
     ttft_ms: float = 0.0
     """From the start of the ready circuit to the first token at the client."""
+    tokens_per_trip: float = 1.0
+    """That a time round the circuit is predicted to bring; above 1 where guesses travel."""
+
+    @property
+    def trip_ms(self) -> float:
+        """Once round, without what guesses cost: what the tokens of a trip share."""
+        saved_ms = sum(term.ms for hop in self.hops for term in hop.terms if term.name == "guesses")
+        return self.tpot_ms - saved_ms
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -71,9 +80,16 @@ class Route:
 
 
 def route_of(
-    posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel, activation_codec: str = ""
+    posed: PosedProblem,
+    hops: Sequence[Hop],
+    snapshot: Snapshot,
+    cost: CostModel,
+    activation_codec: str = "",
+    *,
+    guesses: bool = False,
 ) -> Route:
-    """The route that a circuit of the problem stands for, for a session that asks for this codec."""
+    """The route that a circuit of the problem stands for, for a session that asks for this codec, and whose tokens may
+    be guessed or not."""
     links_ms = _links_ms(posed, hops)
     stages = _stages(posed, hops, links_ms, snapshot, cost, activation_codec)
     lengths = prompt_chunks(stages, posed.demand.prompt_tokens)
@@ -86,7 +102,23 @@ def route_of(
     first_ms = first_token_ms(stages, lengths, waits_ms, cost)
     terms = chain.from_iterable(hop.terms for hop in routed)
     tpot_ms = sum(term.ms for term in terms if term.in_tpot)
-    return Route(routed, tpot_ms, load_ms(posed.problem, hops) / 1000.0, first_ms)
+    route = Route(routed, tpot_ms, load_ms(posed.problem, hops) / 1000.0, first_ms)
+    return _with_guesses(route, guessed_trip(posed, hops, snapshot, cost, tpot_ms)) if guesses else route
+
+
+def _with_guesses(route: Route, trip: GuessedTrip) -> Route:
+    """The route as its head's guesses make it."""
+    if not trip.guesses:
+        return route
+    head, said = route.hops[0], (trip.said,)
+    shared = replace(
+        head,
+        terms=(*head.terms, Term("guesses", trip.token_ms - route.tpot_ms, in_tpot=True)),
+        measured=head.measured + (said if trip.head.trips else ()),
+        assumed=head.assumed + (() if trip.head.trips else said),
+    )
+    hops = (shared, *route.hops[1:])
+    return replace(route, hops=hops, tpot_ms=trip.token_ms, tokens_per_trip=trip.tokens)
 
 
 def _stages(

@@ -7,6 +7,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from molink.shards.batching.accepted_rows import AcceptedRows
 from molink.shards.batching.decode import Decoding, PagedSpan
 from molink.shards.batching.growing_caches import GrowingCaches
 from molink.shards.batching.held_stages import HeldStages, LateLibrary
@@ -59,6 +60,7 @@ class Engine:
         """The compiled library (decision 0028), where it comes when steps are made without it already."""
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
+        self._accepted = AcceptedRows()
         self.paged = PagedSpans(self._open_paged)
         """Which way decode steps go on each span."""
 
@@ -137,9 +139,15 @@ class Engine:
         return self._growing.limit(limit_bytes)
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
-        """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
+        """What the cache holds beyond so many tokens will be computed again. Where layers keep states, which do not go
+        back, what was accepted of the latest step is computed again now. Raises as `SequenceCache.truncate` and
+        `step`."""
         self._device.enter()
-        self._growing.truncate(cache, tokens)
+        again = self._accepted.until(cache, tokens)
+        self._growing.truncate(cache, tokens if again is None else cache.began)
+        if again is not None:
+            row, hidden = again
+            self.step(cache.span, (row,), hidden)
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -165,9 +173,11 @@ class Engine:
             return replayed
         tokens = tensors.inputs(ids, hidden, self._stages.facts.dtype), tensors.positions(rows)
         bitwise = not self._unfinished and route[0].exact
+        given = hidden
         hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
+        self._accepted.keep(rows, given)
         return result
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:

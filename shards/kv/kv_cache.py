@@ -125,9 +125,11 @@ class SequenceCache:
 
     @property
     def least_length(self) -> int:
-        """`truncate` can go back to so many tokens and to any more; it can always begin anew."""
+        """It can go back to so many tokens and to any more, and always begin anew: by `truncate`, or behind a step with
+        guesses and states by its engine's `begin_behind`."""
         if self._state is not None:
-            return self.began if self.length - self.began == 1 else self.length
+            goes_back = self.length - self.began == 1 or self.certain_tokens < self.length
+            return self.began if goes_back else self.length
         return max(table.least_length for table in self._tables)
 
     def index_slot(self, layer: int) -> int:
@@ -219,7 +221,7 @@ class SequenceCache:
         if self._stored is not None:
             self._resume(self.length)
         goes_back = self._state is not None and self.began == length < self.length
-        if 0 < length < self.least_length and not goes_back:
+        if 0 < length < (self.least_length if self._state is None else self.length) and not goes_back:
             what = "a sliding window has passed" if self._state is None else "states have left behind"
             raise ValueError(f"cannot truncate to {length}: {what} what came before")
         if self._state is not None and goes_back:

@@ -218,8 +218,8 @@ class FewRowsMatrix:
         return True
 
 
-_MOST_ROWS: Final = {Form.FLOAT_ROWS: 8, Form.NF4_PANELS: 4}
-"""More rows of these go faster through oneDNN and bitsandbytes (decision 0038)."""
+_MOST_ROWS: Final = {Form.NF4_PANELS: 4}
+"""More rows of these go faster through bitsandbytes (decision 0038)."""
 _FLOATS: Final = (Form.FLOAT_PANELS, Form.FLOAT_ROWS)
 _ADDRESS: Final = ctypes.c_void_p
 _COUNT: Final = ctypes.c_int64

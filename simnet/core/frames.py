@@ -1,6 +1,6 @@
 """What peers of a simulated circuit send each other, and how long it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,9 @@ def activations_bytes(sessions: int, tokens: int, activation_bytes: int) -> int:
     return FRAME_BYTES + sessions * ROW_BYTES + tokens * activation_bytes
 
 
-def guesses_bytes(guesses: int) -> int:
-    """Of the guesses of one session's step, for the tail."""
-    return FRAME_BYTES + ROW_BYTES + 3 * guesses
+def guesses_bytes(guesses: Sequence[int]) -> int:
+    """Of so many guesses for each session of a micro-batch, for the tail."""
+    return FRAME_BYTES + len(guesses) * ROW_BYTES + 3 * sum(guesses)
 
 
 def small_frame_bytes(sessions: int) -> int:

@@ -14,6 +14,8 @@ from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.routing.cost.pipeline import PipelineStage
 from molink.simnet.core.generations import GenerationTape
 
+DRAFTED_S = 2.6e-3
+"""What a draft model takes of a head for a trip, before that begins: the most that was measured of the bundled one."""
 OFF, AUTO, DRAFT = "off", "auto", "draft"
 MOST_FIXED = 15
 
@@ -39,7 +41,7 @@ class SimulatedSpeculation:
     temperature: float = 0.0
     """Of the recorded generations."""
     drafts: bool = False
-    """Whether the bundled draft model guesses too. Its time is not counted."""
+    """Whether the bundled draft model guesses too."""
 
     @classmethod
     def named(cls, name: str, temperature: float = 0.0) -> "SimulatedSpeculation | None":
@@ -69,6 +71,8 @@ class TapeGuesser:
             fixed=speculation.fixed,
         )
         self._guesses.extend(self._tape.prompt)
+        self.drafted_s = DRAFTED_S if speculation.drafts else 0.0
+        """What guesses for a trip take of its head."""
         self._generated = 0
         self.right = 0
         """Of the guesses that travel: how many the tail will draw."""

@@ -107,6 +107,7 @@ class SimulatedPeer:
         taken_s = self._engine.compute_s(
             session.span, Work(rows, tokens, attended), sampled if session.is_tail else 0
         )
+        taken_s += sum([one.session.drafted_s for one in steps if one.guesses])
         self._timeline.call(taken_s, partial(self._computed, steps, taken_s))
 
     def _computed(self, steps: Sequence[Step], taken_s: float) -> None:

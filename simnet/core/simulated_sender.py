@@ -31,6 +31,12 @@ class SimulatedSession(HopSession):
         guesser = self.after.progress.guesser
         return 0 if guesser is None else int(guesser.right)
 
+    @property
+    def drafted_s(self) -> float:
+        """At the head: what guessing for a trip takes before it begins."""
+        guesser = self.progress.guesser
+        return 0.0 if guesser is None else float(guesser.drafted_s)
+
 
 _PREFILL, _DECODE = TrafficClass.PREFILL, TrafficClass.DECODE
 """By its name, an enumeration finds a member by a call."""
@@ -101,12 +107,11 @@ class SimulatedSender:
 
     def send_guesses(self, effect: events.SendGuesses[SimulatedSession, None]) -> None:
         """The tail hears of guesses, which are nothing here but bytes."""
-        session = effect.session
-        whose = (session.key.session,)
+        whose = tuple([session.key.session for session, _, _ in effect.steps])
         nothing: Event = events.RowsArrived(self._peer_id, ())
-        size_bytes = guesses_bytes(session.progress.guesses)
+        size_bytes = guesses_bytes([session.progress.guesses for session, _, _ in effect.steps])
         frame = SimulatedFrame(_DECODE, size_bytes, whose, nothing)
-        if not self._channels.post(self.links[session.previous_peer_id], frame):
+        if not self._channels.post(self.links[effect.peer_id], frame):
             raise OverflowError(f"the link from hop {self._peer_id} is full of decode")
 
     def send_window_update(self, effect: events.SendWindowUpdate[SimulatedSession]) -> None:

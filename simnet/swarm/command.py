@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from molink.progress import Progress
+from molink.simnet.core.guessing import OFF, SimulatedSpeculation
 from molink.simnet.core.matrices import bundled_matrix, read_matrix
 from molink.simnet.core.traces import TraceRequest, bundled_trace, read_trace
 from molink.simnet.devices.model_shapes import MODEL_SHAPES, ModelShape, shape_named
@@ -72,6 +73,14 @@ def swarm(
             "PART",
         ),
     ] = 0.0,
+    speculation: Annotated[
+        str,
+        option(
+            "How many guessed tokens travel with a trip round a circuit: auto, as many as pay; draft, with a draft "
+            "model at each head too; off; or always so many. Guesses are right as often as in recorded generations.",
+            "auto|draft|off|K",
+        ),
+    ] = OFF,
     seed: Annotated[int, option("The same seed, the same swarm, the same numbers.", "S", least=0)] = 0,
 ) -> Run:
     """Run a whole swarm in virtual time.
@@ -91,8 +100,9 @@ def swarm(
     if partner not in ("auto", "off"):
         raise ValueError(f"--partner is auto or off, not {partner}")
     settings = SwarmSettings(
-        peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto", undialable=undialable
-    )
+        peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto", undialable=undialable,
+        speculation=SimulatedSpeculation.named(speculation),
+    )  # fmt: skip
     if undialable and from_snapshot is not None:
         raise ValueError("--undialable is for drawn volunteers, not with --from-snapshot")
     requests = bundled_trace() if trace is None else read_trace(trace)
@@ -114,6 +124,8 @@ def swarm(
     }  # fmt: skip
     if undialable:
         parameters["undialable"] = undialable
+    if settings.speculation is not None:
+        parameters["speculation"] = speculation
 
     def run(_: Path | None) -> Findings:
         rows, series, relays = _run_all(casts, settings)

@@ -34,6 +34,8 @@ class SwarmRow:
     ttft_mean_ms: float | None
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
+    tokens_per_trip: float | None
+    """That a time round a circuit brought, behind the first token; 1 without guesses."""
     tokens_per_s: float
     """That clients got, over the time in which requests came."""
     hops: float | None
@@ -108,6 +110,7 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         ttft_mean_ms=_mean(ttfts),
         ttft_p50_ms=_percentile(ttfts, 50),
         ttft_p95_ms=_percentile(ttfts, 95),
+        tokens_per_trip=_tokens_per_trip(ended),
         tokens_per_s=sum(one.tokens for one in ended) / world.settings.duration_s,
         hops=_mean(hops),
         mean_open_sessions=accounts.mean_open,
@@ -185,6 +188,12 @@ def swarm_series(world: "SwarmWorld") -> list[dict[str, float | int | None]]:
             }
         )
     return series
+
+
+def _tokens_per_trip(ended: Sequence[EndedSession]) -> float | None:
+    """Without the first tokens, which prompts bring."""
+    trips = sum(one.trips for one in ended)
+    return sum(max(0, one.tokens - 1) for one in ended) / trips if trips else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from molink.simnet.core.guessing import SimulatedSpeculation
+
 HOUR_S = 3600.0
 
 
@@ -44,6 +46,8 @@ class SwarmSettings:
     """Whether other peers keep a second copy of each hop's KV cache."""
     undialable: float = 0.0
     """The part of volunteers that nobody can dial."""
+    speculation: SimulatedSpeculation | None = None
+    """How many guesses travel; None: none."""
 
     def __post_init__(self) -> None:
         for name in ("peers", "gateways"):

@@ -68,6 +68,7 @@ _LINES = (
     Column("open on average", "mean_open_sessions", form=".1f", ends=True),
     _times("TPOT mean, median, 95 %", "tpot"),
     _times("TTFT mean, median, 95 %", "ttft"),
+    Column("tokens of a trip", "tokens_per_trip", form=".2f"),
     Column("throughput", "tokens_per_s", "tokens/s", ".1f"),
     Column("hops", "hops", form=".1f", ends=True),
     Column("circuits planned for a session", "attempts_per_session", form=".2f"),

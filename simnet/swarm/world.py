@@ -93,6 +93,7 @@ class SwarmWorld:
             self.accounts,
             announcing.changed,
             self.relaying,
+            self.settings.speculation,
         )
         lifecycle = Lifecycle(context, seeds[1], partners=self.settings.partners)
         placement = (
@@ -136,7 +137,11 @@ class SwarmWorld:
 
         places = self.setup.places
         return SimulatedGateway(
-            gateway_id, self.setup.model, pull, lambda peer_id: places.rtt_ms(gateway_id, peer_id)
+            gateway_id,
+            self.setup.model,
+            pull,
+            lambda peer_id: places.rtt_ms(gateway_id, peer_id),
+            guesses=self.settings.speculation is not None,
         )
 
     def _requests(self) -> list[Request]:

@@ -46,7 +46,7 @@ DECISIONS = [
     "molink.client.circuit.blame",
     "molink.client.circuit.circuit_core",
     "molink.client.circuit.peer_history",
-    "molink.client.circuit.patience",
+    "molink.client.epochs.patience",
     "molink.dht.node.hearing",
     "molink.dht.membership.announcing_core",
     "molink.dht.membership.failure_detector",

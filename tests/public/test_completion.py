@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+from support.pairwise import usually
 
 PROGRAMS = {
     "molink": "molink.client.commands.cli",
@@ -53,7 +54,7 @@ def test_each_program_has_a_script_for_each_shell(program: str, shell: str) -> N
         subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", usually(["bash", "powershell"], SHELLS))
 def test_commands_options_and_their_values_are_offered(shell: str) -> None:
     assert "generate" in offered("molink", shell, "molink gen")
     assert "--quiet-hours" in offered("molink-peer", shell, "molink-peer join --qui")

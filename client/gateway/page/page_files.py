@@ -4,6 +4,7 @@ import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
@@ -45,8 +46,9 @@ class PageFiles:
         return self.by_path[INDEX]
 
 
+@cache
 def read_page_files() -> PageFiles:
-    """Reads all files of the page from the package."""
+    """Reads all files of the page from the package, once in a process."""
     contents = dict(sorted(_contents(files("molink.client.gateway.page") / "site", "").items()))
     whole = hashlib.sha256()
     for path, content in contents.items():

@@ -444,7 +444,7 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class History(_message.Message):
-    """a client to the tail, where draws depend on the tokens before them"""
+    """a client to the tail, where draws depend on the tokens before; to a head that a session has moved to"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -452,12 +452,19 @@ class History(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    GUESS_SCOPE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     position: _builtins.int
     """of the first of these in the sequence, prompt included"""
+    guess_scope: _builtins.bytes
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """to a head: as in Start"""
+
     def __init__(
         self,
         *,
@@ -465,10 +472,12 @@ class History(_message.Message):
         epoch: _builtins.int = ...,
         position: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
+        guess_scope: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guess_scope", b"guess_scope", "position", b"position", "prediction", b"prediction", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -665,6 +674,7 @@ class Token(_message.Message):
     TOP_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     GUESSED_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -679,6 +689,12 @@ class Token(_message.Message):
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
+    @_builtins.property
+    def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """step follow it, at the next positions
+        to the head, with the last token of a step: what the grammar lets come behind
+        """
+
     def __init__(
         self,
         *,
@@ -692,10 +708,11 @@ class Token(_message.Message):
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
         guessed: _builtins.int = ...,
+        expected: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "expected", b"expected", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

@@ -26,7 +26,6 @@ from molink.peer.wire.reach.splice import Pump, Splice, Splices
 REVERSED_TIMEOUT_S = 2.0
 _LONGEST_PATH = 96
 """Of a unix socket: systems allow 104 or 108 bytes."""
-_DIALLED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

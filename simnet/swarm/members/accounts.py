@@ -42,6 +42,8 @@ class EndedSession:
     """Peers that went away from under it."""
     recomputed_tokens: int
     """Of its history, after losses."""
+    trips: float = 0.0
+    """Times round its circuits, each of which brought a token, or with guesses several."""
 
 
 @dataclass(slots=True)

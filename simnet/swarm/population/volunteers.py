@@ -8,9 +8,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.random import Generator
 
 from molink.dht.identity.identity import Identity
-from molink.dht.records.records import PROTOCOL_VERSION, Coordinate, PeerFacts, ServedModel
+from molink.dht.records.records import (
+    LOOKUP,
+    PROTOCOL_VERSION,
+    TABLES,
+    AnnouncedDraft,
+    Coordinate,
+    PeerFacts,
+    ServedModel,
+)
 from molink.peer.memory.memory import MemoryPlan
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import GUESSES, PENALTIES, ModelSpec, Span
 from molink.simnet.swarm.population.hardware import MIX, CardKind
 from molink.simnet.swarm.population.places import RegionPlaces
 from molink.simnet.swarm.settings import Churn
@@ -84,6 +92,8 @@ def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: CardKind) 
         decode_context_ms=profile.decode_context_ms,
         prefill_context_ms=profile.prefill_context_ms,
         keeps_copies=True,
+        sampling_abilities=(PENALTIES, GUESSES),
+        drafts=(AnnouncedDraft(LOOKUP), AnnouncedDraft(TABLES)),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from molink.routing import Route
 from molink.shards.spec import ModelSpec
+from molink.simnet.core.guessing import SimulatedSpeculation
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.swarm.members.accounts import Accounts
 from molink.simnet.swarm.members.member import Member
@@ -28,6 +29,8 @@ class SessionContext:
     """Hears whose load is another now."""
     relaying: Relaying | None = None
     """What relays carry; None: everybody can be dialled."""
+    speculation: SimulatedSpeculation | None = None
+    """None: nothing is guessed."""
     running: dict[int, SimulatedGeneration] = field(default_factory=dict)
     """Sessions that have not ended, by number."""
     links: set[frozenset[str]] = field(default_factory=set)

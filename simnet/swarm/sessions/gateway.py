@@ -1,6 +1,7 @@
 """A gateway: what it knows of the swarm, whom it avoids, and the circuits that it chooses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from molink.client.circuit.blame import BlameLedger, second_choices
 from molink.client.circuit.circuit_core import Refusal
@@ -31,8 +32,12 @@ class SimulatedGateway:
         model: ModelSpec,
         pull: Callable[[float], dict[str, Notice]],
         rtt_ms: Callable[[str], float],
+        *,
+        guesses: bool = False,
     ) -> None:
+        """`guesses`: whether its sessions' tokens are guessed."""
         self.peer_id = peer_id
+        self._guesses = guesses
         self.plans = 0
         self._view = GatewayView(model, pull, rtt_ms)
         self._quarantine = Quarantine()
@@ -86,6 +91,11 @@ class SimulatedGateway:
         """A session has left that circuit."""
         self._view.own.end_session(key, peer_ids, now_s)
 
+    def served(self, head: str, trips: float, tokens: float) -> None:
+        """A session has ended over one circuit, whose trips have brought so many tokens."""
+        if self._guesses and trips >= 1:
+            self._view.history.record_trips(head, round(trips), tokens)
+
     def lost(self, facts: PeerFacts, now_s: float) -> None:
         """A peer went away from under a session."""
         self.refused(facts, now_s, Refusal("lost"), "")
@@ -109,7 +119,7 @@ class SimulatedGateway:
             demand.tokens,
             prompt_tokens=demand.prompt_tokens,
             now_s=self._view.now_s,
-            criteria=criteria(avoid, first=first),
+            criteria=replace(criteria(avoid, first=first), guesses=self._guesses),
         )
         self._standing[key] = standing
         return standing.route

@@ -10,9 +10,9 @@ from enum import Enum
 
 from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
-from molink.client.circuit.patience import SignOfLife, answers_until_s, ask_after_s
 from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
+from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
 from molink.routing import Route
@@ -120,12 +120,12 @@ class SimulatedGeneration:
         """Returns after how long its client knows of a hop that has gone silent now, by asking all hops for a sign of
         life when the next token is overdue; the others answer after `answers_s`."""
         progress, is_first = self.progress, self.phase is not Phase.DECODE
-        predicted_s = 0.0 if self.route is None else self.route.tpot_ms / 1000
+        predicted_s = 0.0 if self.route is None else self.route.trip_ms / 1000
         waited_s = now_s - progress.advanced_s
-        measured_s = 0.0 if is_first else progress.tpot_ms / 1000
+        measured_s = 0.0 if is_first else progress.trip_ms / 1000
         if not is_first:
-            progress_tokens = progress.tokens + waited_s / measured_s
-            waited_s = (progress_tokens - int(progress_tokens)) * measured_s
+            trips = progress.tokens / progress.guessed.tokens + waited_s / measured_s
+            waited_s = (trips - int(trips)) * measured_s
         asked = 0
         while (after_s := ask_after_s(predicted_s, measured_s, asked, is_first=is_first)) < waited_s:
             asked += 1
@@ -167,4 +167,5 @@ class SimulatedGeneration:
             attempts=self.record.attempts,
             losses=self.record.losses,
             recomputed_tokens=self.record.recomputed_tokens,
+            trips=self.progress.trips,
         )

@@ -1,6 +1,6 @@
 """How sessions live: prefill, decode, losses, the end. The owner of all sessions of a world."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from numpy.random import Generator
 
@@ -16,6 +16,13 @@ from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.forming import CircuitForming
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
 from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration, SimulatedLease
+from molink.simnet.swarm.sessions.guessed_trips import (
+    NOTHING_GUESSED,
+    GuessedTrips,
+    guessed_trips,
+    load_of,
+    stages_of,
+)
 from molink.simnet.swarm.sessions.partnering import Partnering
 from molink.simnet.swarm.sessions.planned_moves import PlannedMoves
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, first_token_ms, own_ms
@@ -118,17 +125,22 @@ class Lifecycle:
             self._context.accounts.stalls_s.append(now_s - record.lost_s)
             record.lost_s = None
         self._decode_on(one, members)
-        self._reload(members)
         self._partnering.first_token(one)
 
-    def _decode_on(self, one: SimulatedGeneration, members: list[Member]) -> None:
+    def _decode_on(
+        self, one: SimulatedGeneration, members: list[Member], left: Sequence[Member] = ()
+    ) -> None:
+        """Its tokens come from these from now on, and from those that it has `left` no more."""
         for at, member in enumerate(members):
             member.decoding[one.number] = at
-        one.progress.own_ms = [
-            own_ms(hop, member.volunteer.facts, self._context.model, one.demand)
-            for hop, member in zip(one.hops, members, strict=True)
-        ]
-        one.progress.hop_ms = [0.0] * len(one.hops)
+        for guessed in _guesses(self._context, one, members):
+            one.progress.guessed = guessed
+            one.progress.own_ms = [
+                own_ms(hop, member.volunteer.facts, self._context.model, one.demand, guessed.rows)
+                for hop, member in zip(one.hops, members, strict=True)
+            ]
+            one.progress.hop_ms = [0.0] * len(one.hops)
+            self._reload([*members, *left])
 
     def _went_over(self, one: SimulatedGeneration, before: SimulatedLease) -> None:
         """The next token comes over the circuit that was prepared."""
@@ -140,9 +152,8 @@ class Lifecycle:
         for member in earlier:
             member.decoding.pop(one.number, None)
         members = self._context.members_of(one)
-        self._decode_on(one, members)
         self._release_kept(one, [hop.peer_id for hop in one.hops])
-        self._reload([*members, *(member for member in earlier if member not in members)])
+        self._decode_on(one, members, [member for member in earlier if member not in members])
         self._partnering.gone_over(one)
 
     def _reload(self, members: list[Member]) -> None:
@@ -153,7 +164,8 @@ class Lifecycle:
             self._context.changed(member)
             if not member.decoding:
                 continue
-            load = PeerLoad.of(member.loaded_view(next(iter(member.decoding))))
+            guessed = (self._context.running[number].progress.guessed.rows - 1 for number in member.decoding)
+            load = PeerLoad.of(member.loaded_view(next(iter(member.decoding))), sum(guessed))
             for number, at in member.decoding.items():
                 if number not in touched:
                     touched[number] = other = self._context.running[number]
@@ -180,7 +192,7 @@ class Lifecycle:
         if progress.due_s > self._context.now_s + 1e-9:
             self._schedule(one)
             return
-        progress.tokens = float(progress.new_tokens)
+        progress.end()
         self._stop_stepping(one)
         self._forming.go_on(one, core.End())
         self._end(one, SessionOutcome.COMPLETED)
@@ -242,10 +254,30 @@ class Lifecycle:
 
     def _end(self, one: SimulatedGeneration, outcome: SessionOutcome) -> None:
         one.phase = Phase.ENDED
+        if outcome is SessionOutcome.COMPLETED and not one.record.losses:
+            one.gateway.served(one.hops[0].peer_id, one.progress.trips, one.progress.tokens - 1)
         self._release_kept(one, ())
         self._partnering.release(one)
         self._context.accounts.end(one.ended(outcome, self._context.now_s))
         del self._context.running[one.number]
+
+
+def _guesses(
+    context: SessionContext, one: SimulatedGeneration, members: list[Member]
+) -> Iterator[GuessedTrips]:
+    """What is guessed of a session that begins to decode: nothing as yet, and then as is decided beside the load that
+    there is with it."""
+    yield NOTHING_GUESSED
+    progress = one.progress
+    left_tokens = progress.new_tokens - int(progress.tokens)
+    if context.speculation is None or left_tokens <= 0:
+        return
+    facts = [member.volunteer.facts for member in members]
+    stages = stages_of(one.hops, facts, context.model, one.demand.tokens / 2)
+    beside = (context.running[number] for number in members[0].decoding if number != one.number)
+    others = [other.progress.guessed for other in beside if other.hops == one.hops]
+    load = load_of(others, progress.trip_ms, stages)
+    yield guessed_trips(context.speculation, one.number, left_tokens, stages, load)
 
 
 def _answered_after_s(context: SessionContext, one: SimulatedGeneration, silent: Member) -> list[float]:

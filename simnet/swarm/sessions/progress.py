@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from molink.simnet.swarm.sessions.guessed_trips import NOTHING_GUESSED, GuessedTrips
 from molink.simnet.swarm.sessions.step_cost import PeerLoad
 
 
@@ -14,8 +15,13 @@ class DecodeProgress:
     own_ms: list[float] = field(default_factory=list)
     """Of each hop, what does not depend on others."""
     hop_ms: list[float] = field(default_factory=list)
-    """Of each hop, at the present loads; `tpot_ms` is their sum."""
+    """Of each hop for one trip, at the present loads; `trip_ms` is their sum."""
+    guessed: GuessedTrips = NOTHING_GUESSED
+    trip_ms: float = 0.0
     tpot_ms: float = 0.0
+    """What of a trip one of its tokens takes."""
+    trips: float = 0.0
+    """Times round its circuits, so far."""
     tokens: float = 0.0
     """So far; the first comes with the end of the prefill."""
     advanced_s: float = 0.0
@@ -28,13 +34,20 @@ class DecodeProgress:
     def reload(self, at: int, layers: int, load: PeerLoad) -> None:
         """The peer of a hop of so many layers is loaded otherwise from now on."""
         self.hop_ms[at] = load.hop_ms(layers, self.own_ms[at])
-        self.tpot_ms = sum(self.hop_ms)
+        self.trip_ms = sum(self.hop_ms)
+        self.tpot_ms = self.trip_ms / self.guessed.tokens
 
     def count(self, now_s: float) -> None:
         """Counts the tokens since the last look, at the rate that held; whole ones when it ends."""
         if self.tpot_ms > 0:
             made = (now_s - self.advanced_s) * 1000 / self.tpot_ms
+            self.trips += made / self.guessed.tokens
             self.tokens = min(float(self.new_tokens), self.tokens + made)
+
+    def end(self) -> None:
+        """The last token is there: what is left since the last look has come."""
+        self.trips += (self.new_tokens - self.tokens) / self.guessed.tokens
+        self.tokens = float(self.new_tokens)
 
     def finish_s(self) -> float:
         """When the last token will be there at the present rate."""

@@ -54,27 +54,29 @@ class PeerLoad:
     queue_ms: float
 
     @classmethod
-    def of(cls, view: PeerView) -> "PeerLoad":
-        """`view` is the peer as one of its sessions meets it: with the others that step there."""
-        return cls(layer_ms_at(view.facts.layer_latencies, batch_size(view)), queue_ms(view, COST))
+    def of(cls, view: PeerView, guessed_rows: float = 0.0) -> "PeerLoad":
+        """`view` is the peer as one of its sessions meets it: with the others that step there. All of them together
+        have so many rows of guesses beside one each."""
+        rows = batch_size(view) + round(guessed_rows)
+        return cls(layer_ms_at(view.facts.layer_latencies, rows), queue_ms(view, COST))
 
     def hop_ms(self, layers: int, own_ms: float) -> float:
         """Milliseconds of one decode step through so many layers, with what `own_ms` says of the session."""
         return layers * self.layer_ms + self.queue_ms + own_ms
 
 
-def own_ms(hop: SimulatedHop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> float:
-    """Of one decode step of a session on a hop, all in the TPOT that does not depend on others: what the step takes
-    whatever its layers, its context, the link onwards, the activation on the uplink, and what the ends of the model
-    take."""
+def own_ms(hop: SimulatedHop, facts: PeerFacts, model: ModelSpec, demand: Demand, rows: float = 1.0) -> float:
+    """Of one decode step of a session on a hop, with so many rows, all in the TPOT that does not depend on others: what
+    the step takes whatever its layers, its context, the link onwards, the activations on the uplink, and what the ends
+    of the model take."""
     context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
-    total = facts.step_ms + len(hop.span) * context_ms + hop.link_ms
+    total = facts.step_ms + rows * len(hop.span) * context_ms + hop.link_ms
     if hop.span.start == 0:
         total += facts.embed_ms + _service_ms(facts)
     if hop.span.stop == model.layers:
         return total + facts.head_ms
     sent_ms = transmission_ms(model.activation_bytes, PeerObservation(uplink_mbps=hop.uplink_mbps), COST)
-    return total + max(sent_ms, hop.relay.through_ms(model.activation_bytes) if hop.relay else 0.0)
+    return total + rows * max(sent_ms, hop.relay.through_ms(model.activation_bytes) if hop.relay else 0.0)
 
 
 def first_token_ms(

@@ -11,7 +11,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, gene
 
 from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.circuit import patience
+from molink.client.epochs import patience
 from molink.client.local.local_swarm import LocalSwarm
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb

@@ -4,7 +4,8 @@ Three real peers that compute the bundled model, each behind an uplink of its ow
 prompts, each without guesses and with, in turns. Printed is the time per output token with guesses over that without,
 and tokens a trip. Each prompt comes once with guesses: a client's tables would know a second time by heart. Beside
 them transformers' assisted generation from the text itself (prompt lookup), on the same prompts: its tokens a step.
-Then 8 hops of a 70B model's shapes, in virtual time, with the recorded acceptance.
+Then 8 hops of a 70B model's shapes, in virtual time, with the recorded acceptance. Last many sessions at once: over
+loopback, where they fill the engines, and sessions without guesses beside such with, there and behind lines.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from bench.speculation.crowded import Crowd, measure_beside, measure_full
 from bench.tables import Table
 from bench.this_machine import processor
 from support.swarms.forked_peers import ForkedSwarm
@@ -31,6 +33,7 @@ from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
 from molink.client.circuit.session_request import SessionRequest, Speculation
+from molink.shards.grammar import Grammar
 from molink.shards.spec import ModelSpec, SamplingParams
 from molink.simnet.core.generations import recorded_generations
 from molink.simnet.core.traces import TraceRequest
@@ -46,9 +49,14 @@ from molink.simnet.serve.simulated import RequestLoad, simulate_serving
 MODEL = Path(__file__).resolve().parents[3] / "shards/models/tiny-shakespeare"
 DRAFT = f"{BUNDLED}-draft"
 PEERS, TIMEOUT_S = 3, 60.0
+BESIDE = 4
+"""Sessions without guesses beside those with."""
+WHAT = ("peers", "transformers", "large", "full", "beside")
 OFF = Speculation(wanted=False)
 GREEDY = SamplingParams(ignore_eos=True)
 SAMPLED = SamplingParams(ignore_eos=True, temperature=0.8, top_p=0.9, seed=7)
+ROSTER = r'(\{"name": "[A-Z][a-z]{2,7}", "house": "(York|Lancaster)", "age": [1-9][0-9]\}\n){200}'
+BY_GRAMMAR = SamplingParams(grammar=Grammar.regex(ROSTER))
 WRONG_EVERY = 10
 LARGE, LARGE_HOPS = "llama-3.1-70b", 8
 
@@ -68,7 +76,7 @@ class Circuit:
     """One client of three peers."""
 
     def __init__(self, connection: SwarmConnection, spec: ModelSpec, new_tokens: int) -> None:
-        self._connection, self._spec, self._new_tokens = connection, spec, new_tokens
+        self.connection, self._spec, self._new_tokens = connection, spec, new_tokens
 
     async def turn(self, prompt: Sequence[int], params: SamplingParams, *, predicts: bool) -> Turn:
         """Generates after the prompt, without guesses first."""
@@ -83,10 +91,21 @@ class Circuit:
     ) -> tuple[list[int], float, int]:
         params = replace(params, max_new_tokens=self._new_tokens)
         asked = SessionRequest(prompt, params, partners=False, speculation=speculation)
-        session = ClientSession(CircuitBuilder(self._connection, self._spec), asked)
+        session = ClientSession(CircuitBuilder(self.connection, self._spec), asked)
         tokens = [token.token_id async for token in session.tokens(TIMEOUT_S)]
         came_s = session.log.arrived_s
         return tokens, (came_s[-1] - came_s[0]) / (len(came_s) - 1), session.log.trips.trips
+
+
+@asynccontextmanager
+async def on_loopback(draft: str, spec: ModelSpec) -> AsyncIterator[tuple[SwarmConnection, list[int]]]:
+    """Three peers of which the head guesses so, and a client, on one machine; with the peers' process numbers."""
+    async with ForkedSwarm() as swarm:
+        for number, span in enumerate(even_spans(spec.layers, PEERS)):
+            joined = ["--model", BUNDLED, "--layers", f"{span.start}:{span.stop}", "--draft", draft]
+            await swarm.join(f"peer-{number}", *joined, "--partner", "off")
+        async with SwarmConnection(swarm.addresses, None) as connection:
+            yield connection, [peer.process.pid for peer in swarm.peers]
 
 
 @asynccontextmanager
@@ -108,11 +127,12 @@ async def measure(table: Table, spec: ModelSpec, options: argparse.Namespace) ->
     """A row for each way to guess."""
     recorded = [one.prompt for one in recorded_generations() if one.temperature == 0]
     prompts = [prompt[:8] for prompt in recorded[: options.prompts]]
-    cases: list[tuple[str, str, SamplingParams, bool, float]] = [
+    cases: list[tuple[str, str, SamplingParams, bool, float | None]] = [
         ("lookup", "lookup alone, greedy", GREEDY, False, 0.75),
         (DRAFT, "draft model, greedy", GREEDY, False, 0.45),
         (DRAFT, "draft model, temperature 0.8, top_p 0.9", SAMPLED, False, 0.65),
         ("lookup", "prediction nine tenths right, greedy", GREEDY, True, 0.3),
+        ("lookup", "names and numbers by a grammar, greedy", BY_GRAMMAR, False, None),
     ]
     for draft in dict.fromkeys(draft for draft, *_ in cases):
         async with opened(draft, spec, options) as circuit:
@@ -122,8 +142,8 @@ async def measure(table: Table, spec: ModelSpec, options: argparse.Namespace) ->
                 judge(table, name, turns, bar)
 
 
-def judge(table: Table, name: str, turns: Sequence[Turn], bar: float) -> None:
-    """The row of one way to guess."""
+def judge(table: Table, name: str, turns: Sequence[Turn], bar: float | None) -> None:
+    """The row of one way to guess; without a bar nobody has asked for one."""
     ratio = sum(turn.on_s for turn in turns) / sum(turn.off_s for turn in turns)
     a_trip = statistics.fmean(turn.tokens_per_trip for turn in turns)
     more: dict[str, Any] = {
@@ -131,9 +151,28 @@ def judge(table: Table, name: str, turns: Sequence[Turn], bar: float) -> None:
         "on_ms": 1000 * statistics.fmean(turn.on_s for turn in turns),
         "tokens_per_trip": a_trip,
     }
-    table.judge(f"{name}: TPOT over off", ratio, "", bar, **more)
+    if bar is None:
+        table.note(f"{name}: TPOT over off", f"{ratio:.3f}", **more)
+    else:
+        table.judge(f"{name}: TPOT over off", ratio, "", bar, **more)
     same = sum(turn.same for turn in turns)
     table.note(f"{name}: tokens a trip", f"{a_trip:.2f}; {same} of {len(turns)} with the same tokens")
+
+
+async def crowds(table: Table, spec: ModelSpec, options: argparse.Namespace) -> None:
+    """Many sessions at once."""
+    async with on_loopback("auto", spec) as (connection, pids):
+        for name, greedy in (("greedy", True), ("temperature 0.8, top_p 0.9", False)):
+            crowd = Crowd(connection, spec, pids, options.turn_s, greedy=greedy)
+            if "full" in options.only:
+                where = f"{options.sessions} over loopback, {name}"
+                await measure_full(table, crowd, where, options.sessions, options.rounds)
+            if "beside" in options.only:
+                await measure_beside(table, crowd, f"loopback, {name}", BESIDE, options.rounds)
+    if "beside" in options.only:
+        async with opened("auto", spec, options) as circuit:
+            crowd = Crowd(circuit.connection, spec, (), options.turn_s, greedy=False)
+            await measure_beside(table, crowd, "behind lines", BESIDE, options.rounds)
 
 
 @torch.inference_mode()
@@ -190,12 +229,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160, help="to generate after each (160)")
     parser.add_argument("--mbps", type=float, default=100.0, help="of each uplink (100)")
     parser.add_argument("--delay-ms", type=float, default=30.0, help="from each to each, one way (30)")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=["peers", "transformers", "large"],
-        choices=["peers", "transformers", "large"],
-    )
+    parser.add_argument("--only", nargs="+", default=list(WHAT), choices=WHAT)
+    parser.add_argument("--sessions", type=int, default=32, help="that fill the engines (32)")
+    parser.add_argument("--turn-s", type=float, default=10.0, help="that many sessions are counted for (10)")
+    parser.add_argument("--rounds", type=int, default=3, help="of turns of many sessions (3)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     print(f"{processor()}\npython tests/bench/speculation {' '.join(sys.argv[1:])}", flush=True)
@@ -206,6 +243,8 @@ def main() -> None:
         assisted(table, options)
     if "large" in options.only:
         large(table)
+    if {"full", "beside"} & {*options.only}:
+        asyncio.run(crowds(table, spec_of("real", None, "", 1), options))
     if options.json:
         print(json.dumps(table.rows))
 

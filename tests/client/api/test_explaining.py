@@ -30,7 +30,7 @@ def explanation() -> Explanation:
         HopTimes(hop, 1.0, 2.0, 0.5, 3.0, 4.0, terms, assumed, ("an uplink of 95 Mbps",))
         for hop, terms, assumed in zip(HOPS, TERMS, ASSUMED, strict=True)
     )
-    return Explanation(generation, hops, 12.5, 20.0, 130.0, 145.0)
+    return Explanation(generation, hops, 12.5, 20.0, 130.0, 145.0, 12.5)
 
 
 def shown(explanation: Explanation) -> str:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit import patience
-from molink.client.epochs import circuit_events
+from molink.client.epochs import circuit_events, patience
 from molink.client.epochs.circuit_events import AVOID_S
 
 DEADLINE_S = 130.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from support.circuits.generating import Generating, rest
+from support.circuits.generating import LOW, PROMPT, Generating, rest
 from support.links.data_plane import asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
@@ -16,7 +16,7 @@ from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.route_selector import StandbyChoice
-from molink.dht.records.records import LayerLatency, PeerView
+from molink.dht.records.records import AnnouncedDraft, LayerLatency, PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 from molink.routing.routes.copy_forms import CopyForm
@@ -83,6 +83,29 @@ async def test_the_hop_that_leaves_is_replaced_and_no_token_is_lost_or_doubled()
     assert log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
     assert len(run.low.starts) == 1
     assert [epoch for _, epoch in run.spare.released] == [2]
+
+
+@pytest.mark.parametrize("drafts", [(), (AnnouncedDraft("lookup"),)])
+@asynchronous
+async def test_a_head_that_takes_a_session_over_is_told_what_to_guess_from_if_it_guesses(
+    drafts: tuple[AnnouncedDraft, ...],
+) -> None:
+    run = Generating(spare=LOW)
+    run.spare.view = replace(run.spare.view, facts=replace(run.spare.view.facts, drafts=drafts))
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.low)
+    move = await moving(run)
+    assert move.peer_id == run.spare.peer_id
+    run.token(4, 40, epoch=1)
+    assert run.spare.histories == []
+    run.token(5, 50, epoch=2, sender=run.spare)
+    run.token(6, 1, finish=pb.STOP, epoch=2, sender=run.spare)
+    assert await soon(got) == [30, 40, 50, 1]
+    told = [(one.epoch, one.position, list(one.token_ids)) for one in run.spare.histories]
+    assert told == ([(2, 0, [*PROMPT, 30, 40, 50])] if drafts else [])
+    assert run.high.histories == run.low.histories == []
 
 
 @asynchronous

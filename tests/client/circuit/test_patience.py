@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.circuits.generating import Generating, rest
 from support.links.data_plane import asynchronous, soon, until
 
-from molink.client.circuit import patience
-from molink.client.circuit.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault
+from molink.client.epochs import patience
+from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 seconds = st.floats(0.0, 100.0)

@@ -10,10 +10,18 @@ from support.links.data_plane import SPEC, asynchronous
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer, template
 
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.peer_history import REMEMBERED_LOST, PeerHistory
+from molink.client.circuit.peer_history import (
+    REMEMBERED_LOST,
+    REMEMBERED_TRIPS,
+    PeerHistory,
+    credited_tokens,
+)
 from molink.client.circuit.route_selector import RouteSelector
-from molink.dht.records.records import LayerLatency
+from molink.client.circuit.session_request import SPECULATES
+from molink.client.epochs.session_log import SessionLog, TripCounts
+from molink.dht.records.records import AnnouncedDraft, LayerLatency
 from molink.routing import NoCircuit, PeerObservation, Route
+from molink.shards.spec import GUESSES
 
 NOBODY = frozenset[str]()
 
@@ -115,6 +123,38 @@ async def test_the_clients_own_sessions_count_before_any_peer_has_announced_them
     assert (await choosing.choose()).peer_ids == first
 
 
+@pytest.mark.parametrize(
+    ("changed", "learns"),
+    [({}, True), ({"epochs": 2}, False), ({"moves": 1}, False), ({"speculates": False}, False)],
+)
+@asynchronous
+async def test_a_head_whose_trips_brought_more_than_others_is_chosen_from_then_on(
+    changed: dict[str, int], learns: bool
+) -> None:
+    quick, guessing = FakePeer(SPEC.whole, layer_ms=5.0), FakePeer(SPEC.whole, layer_ms=5.6)
+    for peer in (quick, guessing):
+        facts = replace(peer.view.facts, sampling_abilities=(GUESSES,), drafts=(AnnouncedDraft("lookup"),))
+        peer.view = replace(peer.view, facts=facts)
+    choosing, session = Choosing(quick, guessing), template()
+    session.speculates = True
+
+    async def chosen() -> Route:
+        return await choosing.chooser.choose(choosing.connection.snapshot(), session, NOBODY)
+
+    assert (await chosen()).peer_ids == (quick.peer_id,)
+    route = await Choosing(guessing).choose()
+    log = SessionLog(route, epochs=changed.get("epochs", 1), moves=changed.get("moves", 0))
+    trips, tokens = 65, 193
+    log.arrived_s = [at * 64 * route.trip_ms / 1000 / (tokens - 1) for at in range(tokens)]
+    log.trips = TripCounts(trips)
+    told = template()
+    told.speculates = bool(changed.get("speculates", True))
+    for _ in range(4):
+        choosing.chooser.record_trips(told, log, SPECULATES)
+    expected = guessing if learns else quick
+    assert (await chosen()).peer_ids == (expected.peer_id,)
+
+
 # -- observations
 
 
@@ -151,6 +191,27 @@ def test_only_the_latest_of_the_lost_are_remembered() -> None:
     seen.record_alive((), 0.0)
     known = seen.observations_of(names, unmeasured)
     assert [known[name].losses for name in (names[0], names[1], names[-1])] == [0, 1, 1]
+
+
+def test_trips_of_a_head_are_summed_up_and_older_ones_count_less_and_less() -> None:
+    seen = PeerHistory()
+    seen.record_trips("a", 40, 100.0)
+    seen.record_trips("a", 60, 60.0)
+    seen.record_alive("a", 1.0)
+    assert seen.observations_of("a", unmeasured)["a"] == PeerObservation(trips=100, trip_tokens=160.0)
+    for _ in range(20):
+        seen.record_trips("a", 100, 300.0)
+    late = seen.observations_of("a", unmeasured)["a"]
+    assert late.trips == REMEMBERED_TRIPS
+    assert late.trip_tokens / late.trips == pytest.approx(3.0, abs=0.01)
+
+
+def test_of_tokens_that_seem_to_come_of_few_trips_only_those_count_that_their_time_bears_out() -> None:
+    honest = credited_tokens(100, 300, taken_ms=100 * 120.0, trip_ms=100.0)
+    bunched = credited_tokens(100, 300, taken_ms=300 * 100.0, trip_ms=100.0)
+    assert (honest, bunched) == (300, 150)
+    assert credited_tokens(100, 300, taken_ms=1e9, trip_ms=100.0) == 100
+    assert credited_tokens(1, 1, taken_ms=0.0, trip_ms=100.0) == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sets(st.sampled_from("ab")), st.booleans())))

@@ -9,10 +9,10 @@ from support.circuits.generating import HIGH, LOW, PROMPT, Generating, rest
 from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
-from molink.client.circuit import circuit_core, patience
+from molink.client.circuit import circuit_core
 from molink.client.circuit import session as session_module
 from molink.client.circuit.session_request import SessionRequest, describe_session
-from molink.client.epochs import kept_leases
+from molink.client.epochs import kept_leases, patience
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import encode

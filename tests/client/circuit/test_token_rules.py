@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from molink.client.circuit import patience
 from molink.client.circuit.token_rules import (
     MOST_AHEAD,
     MOST_OUT_OF_PLACE,
@@ -13,6 +12,7 @@ from molink.client.circuit.token_rules import (
     TokenRules,
     TokenStream,
 )
+from molink.client.epochs import patience
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import MOST_GUESSED_TOKENS
 

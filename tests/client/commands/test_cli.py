@@ -203,7 +203,7 @@ def test_the_slowest_part_is_named(
     sentence: str,
 ) -> None:
     hops = (times(HOPS[0], *first), times(HOPS[1], *second))
-    swarm.explanation = Explanation(swarm.generation(), hops, 10.0, 20.0)
+    swarm.explanation = Explanation(swarm.generation(), hops, 10.0, 20.0, predicted_trip_ms=10.0)
     assert slowest(swarm.explanation).startswith(sentence)
     code, out, err = run("explain", "x")
     assert (code, err) == (0, "")

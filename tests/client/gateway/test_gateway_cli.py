@@ -1,6 +1,7 @@
 """The gateway as a command, in a process of its own, with a scripted swarm in the place of a real one.
 
-What it says of mistakes before it does anything is asked for in this process, but for one of them.
+One is started as its users do, the others are forked where they can be. What it says of mistakes before it does
+anything is asked for in this process, but for one of them.
 """
 
 import json
@@ -8,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from support.gateways.forked_gateway import ForkedGateway
 from support.swarms.fake_swarm import CHAT, TEXT
 
 from molink.client.gateway import cli
@@ -54,14 +56,41 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2]), *arguments]
+Started = subprocess.Popen[str] | ForkedGateway
+Start = Callable[..., Started]
+Run = Callable[..., tuple[int | None, str, str]]
+Running = Callable[..., AbstractContextManager[tuple[Started, str]]]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts the gateway with such arguments; as its users do if it is to be `anew`."""
+
+    def start_it(*arguments: str, anew: bool = False) -> Started:
+        at = [str(Path(__file__).parents[2]), *arguments]
+        if sys.platform == "linux" and not anew:
+            program, number = tmp_path / "gateway.py", len(list(tmp_path.glob("said-*")))
+            program.write_text(PROGRAM)
+            log = tmp_path / f"said-{number}"
+            log.touch()
+            return ForkedGateway(program, at, log)
+        group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
+        command, pipe = [sys.executable, "-c", PROGRAM, *at], subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, creationflags=group)
+
+    return start_it
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    """Exit status, stdout and stderr of a gateway with such arguments that ends by itself."""
+
+    def run_it(*arguments: str) -> tuple[int | None, str, str]:
+        with start(*arguments) as gateway:
+            out, err = gateway.communicate(timeout=DEADLINE_S)
+        return gateway.returncode, out, err
+
+    return run_it
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -72,25 +101,28 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(str(ended.value.code)), out, err
 
 
-@contextmanager
-def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """(process, what it printed first)."""
-    group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
-    with subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, creationflags=group
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline()
-        finally:
-            process.kill()
+@pytest.fixture
+def running(start: Start) -> Running:
+    """(process, what it printed first), with such arguments."""
+
+    @contextmanager
+    def running_it(*arguments: str, anew: bool = False) -> Iterator[tuple[Started, str]]:
+        with start(*arguments, anew=anew) as process:
+            assert process.stdout is not None
+            try:
+                yield process, process.stdout.readline()
+            finally:
+                process.kill()
+
+    return running_it
 
 
-def test_it_says_where_it_listens_serves_and_stops_on_a_signal(tmp_path: Path) -> None:
+def test_it_says_where_it_listens_serves_and_stops_on_a_signal(running: Running, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret")
     peers = ("--initial-peers", "/ip4/192.0.2.1/tcp/1/p2p/a", "--initial-peers", "/ip4/192.0.2.2/tcp/2/p2p/b")
-    with running("--port", "0", "--model", "some/model", "--swarm-key", str(key), *peers) as (process, line):
+    options = ("--port", "0", "--model", "some/model", "--swarm-key", str(key))
+    with running(*options, *peers, anew=True) as (process, line):
         assert line.startswith("Listening on http://127.0.0.1:")
         state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()
         process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM)
@@ -103,18 +135,18 @@ def test_it_says_where_it_listens_serves_and_stops_on_a_signal(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_no_second_gateway_has_the_identity_of_the_first(tmp_path: Path) -> None:
+def test_no_second_gateway_has_the_identity_of_the_first(running: Running, run: Run, tmp_path: Path) -> None:
     named = ("--port", "0", "--state-dir", str(tmp_path / "own"))
     with running(*named) as (_, line):
         state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()
-        other = run(*named)
+        status, out, err = run(*named)
     with gateway_identity(tmp_path / "own") as identity:
         assert state["identity"] == identity.peer_id
-    assert (other.returncode, other.stdout) == (1, "")
-    assert "another gateway runs with the state directory" in other.stderr
+    assert (status, out) == (1, "")
+    assert "another gateway runs with the state directory" in err
 
 
-def test_it_answers_to_the_names_that_its_operator_allows() -> None:
+def test_it_answers_to_the_names_that_its_operator_allows(running: Running) -> None:
     with running("--port", "0", "--allow-host", "gpu.lan", "--allow-host", "ml.example") as (_, line):
         url = f"{line.split()[-1]}/healthz"
         asked = ("GPU.lan:8000", "ml.example", "localhost", "10.0.0.7:80", "evil.example")
@@ -123,7 +155,7 @@ def test_it_answers_to_the_names_that_its_operator_allows() -> None:
 
 
 @pytest.mark.full
-def test_who_says_public_serves_other_machines_without_keys_and_is_told_so() -> None:
+def test_who_says_public_serves_other_machines_without_keys_and_is_told_so(running: Running) -> None:
     with running("--host", "0.0.0.0", "--port", "0", "--public") as (process, line):  # noqa: S104
         assert httpx.get(
             f"http://127.0.0.1:{line.split(':')[-1].strip()}/v1/models", timeout=DEADLINE_S
@@ -133,7 +165,7 @@ def test_who_says_public_serves_other_machines_without_keys_and_is_told_so() -> 
     assert err == "There are no keys: whoever reaches 0.0.0.0 may use this gateway.\n"
 
 
-def test_ctrl_c_is_no_failure() -> None:
+def test_ctrl_c_is_no_failure(running: Running) -> None:
     with running("--port", "0") as (process, line):
         assert line.startswith("Listening on")
         process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
@@ -147,7 +179,7 @@ if sys.platform == "win32":
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_second_signal_ends_what_runs_and_everybody_is_told(stop: str) -> None:
+def test_a_second_signal_ends_what_runs_and_everybody_is_told(running: Running, stop: str) -> None:
     with (
         running("--port", "0", "--model", "hanging", "--max-requests", "2") as (process, line),
         httpx.Client(base_url=line.split()[-1], timeout=DEADLINE_S) as http,
@@ -176,14 +208,14 @@ def test_a_second_signal_ends_what_runs_and_everybody_is_told(stop: str) -> None
     assert (process.returncode, out, err) == (0, "left\n", "")
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_a_port_in_use_is_one_sentence(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = run("--port", port)
+        status, out, err = run("--port", port)
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"molink-gateway: cannot listen on 127.0.0.1:{port}: ")
-    assert done.stderr.count("\n") == 1
+    assert (status, out) == (1, "")
+    assert err.startswith(f"molink-gateway: cannot listen on 127.0.0.1:{port}: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.99"])
@@ -195,11 +227,11 @@ def test_an_address_that_is_not_ours_is_one_sentence(capsys: pytest.CaptureFixtu
     assert err.count("\n") == 1
 
 
-def test_a_swarm_that_cannot_be_joined_is_one_sentence() -> None:
-    done = run("--port", "0", "--model", "nowhere")
+def test_a_swarm_that_cannot_be_joined_is_one_sentence(run: Run) -> None:
+    status, out, err = run("--port", "0", "--model", "nowhere")
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "molink-gateway: the swarm cannot be joined: no peer of this swarm can be reached\n"
+    assert (status, out) == (1, "")
+    assert err == "molink-gateway: the swarm cannot be joined: no peer of this swarm can be reached\n"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +246,7 @@ def test_wrong_arguments_exit_with_2(capsys: pytest.CaptureFixture[str], argumen
     assert "Traceback" not in err
 
 
-def test_several_addresses_may_follow_one_option() -> None:
+def test_several_addresses_may_follow_one_option(running: Running) -> None:
     peers = ("/ip4/192.0.2.1/tcp/1/p2p/a", "/ip4/192.0.2.2/tcp/2/p2p/b")
     with running("--port", "0", "--initial-peers", *peers) as (process, line):
         state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()

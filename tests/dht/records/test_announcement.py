@@ -31,6 +31,7 @@ from molink.dht.records.records import (
     COORDINATE_DIMENSIONS,
     MAX_COORDINATE_ERROR,
     MAX_COORDINATE_MS,
+    AnnouncedDraft,
     Coordinate,
     LayerLatency,
     LinkMeasurement,
@@ -172,6 +173,7 @@ def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
         uplink_mbps=MAX_UPLINK_MBPS,
         activation_codecs=("a codec of 16 b.",) * 8,
         prefill_latencies=tuple(PrefillLatency(2**size, 1.0) for size in range(12, 20)),
+        drafts=(AnnouncedDraft("lookup"), AnnouncedDraft("tables"), AnnouncedDraft("d" * 24, bytes(8), 0.25)),
     )
     record = sign_facts(largest, IDENTITY)
     assert len(record) <= MAX_FACTS_BYTES

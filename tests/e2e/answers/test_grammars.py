@@ -35,6 +35,8 @@ CIRCUITS = {
     3: {"front": (0, 5), "middle": (5, 8), "back": (8, 12)},
     4: {"front": (0, 3), "middle": (3, 6), "whole": (6, 8), "back": (8, 12)},
 }
+ROSTER = r'(\{"name": "[A-Z][a-z]{2,7}", "house": "(York|Lancaster)", "age": [1-9][0-9]\}\n){3}'
+"""Most of its text is forced."""
 LINES = Grammar.regex(r"([A-Z][a-z]{2,8}( [a-z]{1,8}){3,8}[.!?]\n){40}")
 """Long enough for a peer to be lost in it."""
 
@@ -76,6 +78,28 @@ async def test_a_grammar_gives_the_same_tokens_on_one_to_four_peers(
         check_document(generation, schema)
         found.append(generation.token_ids)
     assert found == found[:1] * len(CIRCUITS)
+
+
+async def test_tokens_that_a_grammar_leaves_little_choice_of_are_guessed_and_are_the_same(
+    wide_swarm: LocalSwarm, wide_client: AsyncSwarm
+) -> None:
+    asked, guessed, accepted = Grammar.regex(ROSTER), 0, 0
+    for hops in (1, 3):
+        for options in ({}, {"temperature": 1.0, "seed": 4, "logprobs": 2, "frequency_penalty": 0.5}):
+            with circuit_of(wide_client, circuit(wide_swarm, hops)):
+                off, on = [
+                    await generate(wide_client, PROMPT, MOST_TOKENS, grammar=asked, **options, **how)
+                    for how in ({"speculation": "off"}, {})
+                ]
+            assert re.fullmatch(ROSTER, on.text)
+            assert on.token_ids == off.token_ids
+            assert [one.logprob for one in on.logprobs] == pytest.approx(
+                [one.logprob for one in off.logprobs], abs=1e-4
+            )
+            assert (off.trips, off.guessed_tokens) == (len(off.token_ids), 0)
+            assert on.trips + on.accepted_tokens == len(on.token_ids)
+            guessed, accepted = guessed + on.guessed_tokens, accepted + on.accepted_tokens
+    assert 0 < accepted < guessed
 
 
 @pytest.mark.parametrize(

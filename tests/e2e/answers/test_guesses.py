@@ -1,5 +1,7 @@
 """Guesses change how many trips a generation takes, and no token, whoever serves it."""
 
+from typing import Any
+
 import pytest
 from support.swarms.live_swarms import circuit_of, generate
 
@@ -40,3 +42,19 @@ async def test_a_prediction_may_be_text_and_guesses_are_told_of(wide_client: Asy
     predicted = await generate(wide_client, PROMPT, NEW_TOKENS, prediction=said.text)
     assert predicted.text == said.text
     assert predicted.tokens_per_trip > 2
+
+
+async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_bring_is_explained(
+    wide_swarm: LocalSwarm, wide_client: AsyncSwarm
+) -> None:
+    peers: Any = (await wide_client.snapshot())["peers"]
+    assert {tuple(draft["name"] for draft in one["drafts"]) for one in peers} == {("lookup", "tables")}
+    head = next(peer for peer in wide_swarm.peers if peer.name == "whole")
+    with circuit_of(wide_client, {head: (0, 12)}):
+        explanation = await wide_client.explain(PROMPT, max_new_tokens=NEW_TOKENS)
+    [hop] = explanation.hops
+    # whether guesses are expected to pay is decided by times
+    guesses_ms = sum(term.ms for term in hop.terms if term.name == "guesses")
+    assert (guesses_ms < 0) == (explanation.predicted_tokens_per_trip > 1)
+    assert explanation.predicted_trip_ms == pytest.approx(explanation.predicted_tpot_ms - guesses_ms)
+    assert explanation.predicted_tpot_ms > 0

@@ -15,8 +15,8 @@ from molink.client.local.local_swarm import LocalSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 160
-"""Its copy has begun behind some 20 tokens, and a peer is killed 40 later."""
+NEW_TOKENS = 200
+"""Its copy has begun behind some 20 tokens, and a peer is killed 40 later, or once the copy holds the prompt."""
 LAYERS = 12
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from molink.peer.daemon.draft import DraftUnusable, draft_bytes, open_draft
+from molink.peer.daemon.draft import DraftUnusable, draft_bytes, guesses_of, open_draft
+from molink.peer.models.model import LocalModel
 from molink.shards.checkpoint.catalog import resolve
-from molink.shards.checkpoint.store import read_manifest
+from molink.shards.checkpoint.store import describe, read_manifest
 
 SERVED, DRAFT = "molink/tiny-shakespeare", "molink/tiny-shakespeare-draft"
 
@@ -17,6 +18,12 @@ SERVED, DRAFT = "molink/tiny-shakespeare", "molink/tiny-shakespeare-draft"
 def files() -> dict[str, str]:
     """Hashes of the served model's files."""
     return dict(read_manifest(resolve(SERVED)).files)
+
+
+@pytest.fixture(scope="module")
+def model() -> LocalModel:
+    manifest = read_manifest(folder := resolve(SERVED))
+    return LocalModel(folder, manifest, describe(manifest, "float32", "none", name=SERVED))
 
 
 @pytest.fixture
@@ -70,3 +77,24 @@ def test_a_large_model_is_refused_and_so_is_one_that_is_not_here(files: dict[str
         open_draft("somebody/draft", SERVED, files, None)
     with pytest.raises(DraftUnusable, match="no such directory"):
         open_draft("no model at all", SERVED, files, None)
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("off", ()),
+        ("lookup", ("lookup",)),
+        ("auto", ("lookup", "tables")),
+        (DRAFT, ("lookup", "tables", DRAFT[7:])),
+    ],
+)
+def test_what_a_peer_guesses_with_is_what_it_announces(
+    option: str, names: tuple[str, ...], model: LocalModel
+) -> None:
+    guesses, taken_bytes = guesses_of(option, model, None)
+    announced = () if guesses is None else guesses.announced
+    assert tuple(draft.name for draft in announced) == names
+    assert (taken_bytes > 0) == (option == DRAFT)
+    tokenizer = bytes.fromhex(model.manifest.files["tokenizer.json"])[:8]
+    measured = [(draft.tokenizer, draft.guess_ms > 0) for draft in announced if draft.tokenizer]
+    assert measured == [(tokenizer, True)] * (option == DRAFT)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.circuits.faulty_ring import FaultyRing, choices, ring_of
 from support.properties import examples
 
-from molink.client.circuit.patience import MOST_FRUITLESS
+from molink.client.epochs.patience import MOST_FRUITLESS
 
 KINDS = ("all", "latest", "whole", "nothing")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from support.circuits.faulty_ring import choices, ring_of
 
-from molink.client.circuit.patience import MOST_FRUITLESS
+from molink.client.epochs.patience import MOST_FRUITLESS
 
 PROMPT_TOKENS = 2
 

@@ -17,6 +17,7 @@ from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.transport.line_quality import LineQuality
 
+NOBODY_LISTENS = 9
 SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", told="", is_local=False)
 
 
@@ -56,7 +57,7 @@ class Home:
             ),
         )
         if self._blocked:
-            self.reach._around = replace(self.reach._around, grpc_port=9)
+            self.reach._around = replace(self.reach._around, grpc_port=NOBODY_LISTENS)
         await self._stack.enter_async_context(self.reach)
         return self
 
@@ -126,10 +127,10 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
 
 
 class PortForwarder:
-    """Passes connections to a port of its own on to another; `port`: its own."""
+    """Passes connections to a port of its own on to another; `port`: its own, `inner`: the other."""
 
-    def __init__(self, inner: int) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
+        self.inner = NOBODY_LISTENS
 
     async def __aenter__(self) -> "PortForwarder":
         self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
@@ -140,7 +141,7 @@ class PortForwarder:
         self._server.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._inner)
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.inner)
         await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
 
 
@@ -163,10 +164,10 @@ def mapped_to(home: Home, port: int) -> PeerFacts:
 
 @asynchronous
 async def test_a_port_that_the_router_maps_is_announced_once_relays_found_the_peer_there() -> None:
-    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at]) as home:
-        inner = int(home.base.grpc_addresses[0].rpartition(":")[2])
-        async with PortForwarder(inner) as router:
-            home.reach._settings = replace(SETTINGS, offer="off", mapped=f"127.0.0.1:{router.port}")
+    async with RelayEnd() as one, RelayEnd() as two, PortForwarder() as router:
+        settings = replace(SETTINGS, offer="off", mapped=f"127.0.0.1:{router.port}")
+        async with Home([one.at, two.at], settings) as home:
+            router.inner = int(home.base.grpc_addresses[0].rpartition(":")[2])
             base = mapped_to(home, router.port)
             facts = await soon(home.reach.settled(base))
             assert home.reach.finding.reachable is Reachable.DIALABLE

@@ -165,9 +165,11 @@ class Circulating(RuleBasedStateMachine):
     def start(self, micro_batches: int, max_sessions: int) -> None:
         rule_ = fixed(micro_batches)
 
-        def watched(stages: Sequence[PipelineStage], sessions: int, most: int) -> InFlightPlan:
-            assert most == max_sessions
-            return rule_(stages, sessions, most)
+        def watched(
+            stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+        ) -> InFlightPlan:
+            assert (max_rows, rows_each) == (max_sessions, 1.0)
+            return rule_(stages, sessions, max_rows)
 
         self.rule = watched
         self.max_sessions = max_sessions
@@ -270,6 +272,29 @@ def test_a_trip_is_told_of_what_shares_its_circuit_and_what_was_decided_of_that(
     limit.record_begun(key(1), TripBegun(guesses=0))
     assert let_go(limit, 0.01) == [2, 3]
     assert limit.load_of(key(2)) == TripLoad(BatchLoad(1, 1), (BatchLoad(5, 3.5),))
+
+
+def test_sessions_with_guesses_count_as_their_rows_where_micro_batches_are_planned() -> None:
+    planned: list[float] = []
+
+    def watched(
+        stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    ) -> InFlightPlan:
+        planned.append(rows_each)
+        return fixed(1)(stages, sessions, max_rows, rows_each)
+
+    limit: InFlightLimit[LeaseKey] = InFlightLimit(watched, 64)
+    limit.add_session(key(0), HERE, STAGES)
+    for trip in range(60):
+        limit.record_return(key(0), float(trip))
+        let_go(limit, float(trip))
+        limit.record_begun(key(0), TripBegun(guesses=7 if trip < 40 else 0))
+    most = max(planned)
+    assert planned[0] == 1
+    assert 6 < most <= 8
+    assert planned[: planned.index(most) + 1] == sorted(planned[: planned.index(most) + 1])
+    assert planned[-1] < 2.5
+    assert len(planned) < 20, "not with every trip"
 
 
 def test_trips_that_take_longer_than_predicted_are_said_to_wait() -> None:

@@ -173,3 +173,18 @@ def test_rules_are_found_by_name_and_numbers_are_rules() -> None:
 def test_a_name_that_is_no_rule_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"micro-batches can circulate|neither a number nor one of"):
         rule_named(name)
+
+
+@pytest.mark.parametrize("rule", all_rules().values(), ids=all_rules())
+@given(pipelines(), st.integers(1, 48), st.integers(1, 16), st.integers(1, 64))
+def test_rows_of_guesses_count_as_so_many_sessions_and_every_session_has_room(
+    rule: Rule, stages: list[PipelineStage], sessions: int, rows_each: int, max_rows: int
+) -> None:
+    chosen = rule(stages, sessions, max_rows, float(rows_each))
+    assert 1 <= chosen.micro_batches <= max(sessions, 1)
+    assert chosen.micro_batches * chosen.max_sessions >= sessions
+    assert chosen.max_sessions * rows_each <= max(max_rows, rows_each) + rows_each - 1
+    assert chosen.iteration_ms == iteration_ms(stages, sessions, chosen.micro_batches, rows_each)
+    if not sessions % chosen.micro_batches:
+        alike = iteration_ms(stages, sessions * rows_each, chosen.micro_batches)
+        assert chosen.iteration_ms == pytest.approx(alike)

@@ -112,9 +112,9 @@ async def circuit_of(folder: Path, *, swaps: bool = False) -> AsyncIterator[Serv
     ("architecture", "swaps"),
     [
         ("llama", False),
-        ("gemma2", True),
-        ("falcon", True),
         ("qwen3_next", True),
+        pytest.param("gemma2", True, marks=pytest.mark.full),
+        pytest.param("falcon", True, marks=pytest.mark.full),
         *(
             pytest.param(name, False, marks=pytest.mark.full)
             for name in ("mistral", "gemma2", "falcon", "qwen3_next")
@@ -145,7 +145,8 @@ async def test_a_new_epoch_on_the_same_hops_computes_the_last_token_alone(
 
 
 @pytest.mark.parametrize(
-    "architecture", ["llama", pytest.param("mistral", marks=pytest.mark.full), "qwen3_next"]
+    "architecture",
+    ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "qwen3_next"))],
 )
 @asynchronous
 async def test_a_circuit_that_is_left_while_it_steps_goes_on_where_its_client_is(

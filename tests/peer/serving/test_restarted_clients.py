@@ -44,7 +44,7 @@ async def begin(circuit: ServedCircuit, session: int) -> None:
 async def test_a_request_that_is_asked_again_after_a_restart_begins_behind_its_prompt(
     model: LocalModel, is_known_to_be_gone: bool
 ) -> None:
-    async with served_circuit(model, (3,), kv_tokens=200) as circuit:
+    async with served_circuit(model, (3,), kv_tokens=120) as circuit:
         ((*expected,),) = await circuit.generate([PROMPT], NEW_TOKENS)
         count = 0
         while not is_full(circuit):

@@ -41,7 +41,7 @@ class Session:
     owner: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        params = SimpleNamespace(temperature=0.0)
+        params = SimpleNamespace(temperature=0.0, grammar=None)
         self.plan = SimpleNamespace(capacity_tokens=self.capacity_tokens, stages=FAR, params=params)
         self.owner = SimpleNamespace(peer_id=self.client)
 

@@ -173,8 +173,10 @@ TAILS: dict[str, list[tuple[int, int]]] = {
     "more than there were guesses": [(6, 21), (7, 22), (8, 23), (9, 24), (10, 25), (11, 26)],
     "ahead of all that was asked": [(12, 21)],
     "beyond the vocabulary": [(6, 21), (7, 2**31)],
+    "and expects more than may be guessed": [(6, 30)],
 }
 """Position and token of each."""
+EXPECTED = {"and expects more than may be guessed": [7] * 16}
 
 
 @pytest.mark.parametrize("case", TAILS)
@@ -196,6 +198,7 @@ async def test_a_tail_that_goes_on_where_nobody_asked_it_to_is_named(model: Loca
             pb.Token(session=asked.session, epoch=1, step=1, position=position, token_id=token_id)
             for position, token_id in TAILS[case]
         ]
+        tokens[-1].expected.extend(EXPECTED.get(case, ()))
         assert link_of(tail, peer).post(pb.Tokens(tokens=tokens))
         failed = await soon(failures.get())
         assert (failed.peer_id, failed.code) == (tail.peer_id, "protocol")

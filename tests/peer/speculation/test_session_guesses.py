@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.swarms.pipelines import stage
 
+from molink.peer.scheduling.trip_load import BatchLoad, TripLoad
 from molink.peer.speculation.acceptance import SAMPLED, TABLE, Acceptance
-from molink.peer.speculation.ngram_tables import ClientTables, NgramTable
-from molink.peer.speculation.session_guesses import MOST_GUESSES, SessionGuesses
+from molink.peer.speculation.ngram_tables import LONGEST_CONTEXT, ClientTables, NgramTable
+from molink.peer.speculation.session_guesses import ASKED_EVERY, MOST_GUESSES, RESTS_AFTER, SessionGuesses
 
 texts = st.lists(st.integers(0, 5), min_size=1, max_size=80)
 
@@ -85,6 +87,43 @@ def test_what_did_not_travel_is_scored_too() -> None:
         guesses.extend([token])
     assert guesses.candidates(1)[0].chance > before
     assert not sum(guesses.counts.guessed.values())
+
+
+class CountedTable(NgramTable):
+    """A table that counts the trips for which it is asked."""
+
+    asked = 0
+
+    def find(self, context: tuple[int, ...]) -> tuple[int, int] | None:
+        self.asked += 1
+        return super().find(context)
+
+
+def test_where_no_guess_pays_sources_are_asked_at_every_fourth_trip_until_one_does() -> None:
+    full, table = [stage(1.0, 1.0, link_ms=0.1)] * 3, CountedTable()
+    crowd = TripLoad(BatchLoad(7, 7), (BatchLoad(8, 8),) * 3)
+    guesses = SessionGuesses(table, stages=full)
+    guesses.extend([at * at % 101 for at in range(LONGEST_CONTEXT + 40)])
+    for token in range(RESTS_AFTER + 10 * ASKED_EVERY):
+        assert guesses.propose(8, crowd) == ()
+        guesses.extend([1000 + token])
+    assert table.asked == RESTS_AFTER + 10
+    repeated = [7, 8, 9] * 8
+    guesses.extend(repeated)
+    assert any(guesses.propose(8) for _ in range(ASKED_EVERY))
+
+
+def test_by_a_grammar_nothing_is_guessed_but_what_the_tail_expects() -> None:
+    guesses = SessionGuesses.of_grammar()
+    guesses.extend([1, 2, 3] * 9)
+    assert guesses.propose(8) == ()
+    guesses.extend([1])
+    guesses.expect([7, 8, 9])
+    assert guesses.propose(2) == (7, 8)
+    guesses.record(2, 1)
+    guesses.extend([7, 2])
+    assert guesses.propose(8) == ()
+    assert (guesses.counts.guessed, guesses.counts.accepted) == ({"grammar": 2}, {"grammar": 1})
 
 
 def test_a_source_that_has_been_wrong_is_passed_over_for_one_that_has_been_right() -> None:

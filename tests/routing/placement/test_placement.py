@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 from support.properties import examples
 
-from molink.dht.records.records import LayerLatency, PeerView
+from molink.dht.records.records import AnnouncedDraft, LayerLatency, PeerView
 from molink.routing import Snapshot
 from molink.routing.placement.coverage import layer_rates, layer_table
 from molink.routing.placement.placement import (
@@ -20,7 +20,7 @@ from molink.routing.placement.placement import (
     preview_join,
 )
 from molink.routing.routes.planner import plan
-from molink.shards.spec import Span
+from molink.shards.spec import GUESSES, Span
 
 LAYER = 1_000_000
 ROUNDING = 1e-9
@@ -214,3 +214,28 @@ def test_no_other_span_of_the_same_memory_is_noticeably_better(
         best = min(best, np.inf if other.tpot_after_ms is None else other.tpot_after_ms)
     chosen = np.inf if preview.tpot_after_ms is None else preview.tpot_after_ms
     assert chosen <= best * (1 + NOTICEABLE + ROUNDING) or chosen == best
+
+
+def test_a_draft_model_at_a_newcomer_lowers_what_tokens_take_where_it_would_be_the_head() -> None:
+    lookup, model = AnnouncedDraft("lookup"), AnnouncedDraft("small", bytes(8), 0.25)
+    tail = peer("a", (4, 8), sampling_abilities=(GUESSES,), drafts=(lookup,))
+    bring = machine(4, rtt_ms={"a": 60.0}, drafts=(lookup, model))
+    preview = preview_join(snapshot_of(tail), bring)
+    without_ms, with_ms = preview.guessed_without_draft_ms, preview.guessed_with_draft_ms
+    assert without_ms is not None
+    assert with_ms is not None
+    assert preview.tpot_after_ms is not None
+    assert with_ms < 0.8 * without_ms < 0.8 * preview.tpot_after_ms
+    assert f"With its draft model, where tokens are guessed: {with_ms:.1f} ms" in describe_preview(preview)
+    plain = preview_join(snapshot_of(tail), machine(4, rtt_ms={"a": 60.0}, drafts=(lookup,)))
+    assert (plain.guessed_with_draft_ms, plain.span) == (None, preview.span)
+    assert "draft" not in describe_preview(plain)
+
+
+def test_a_draft_model_changes_nothing_where_another_is_the_head() -> None:
+    head = peer("a", (0, 4), sampling_abilities=(GUESSES,))
+    model = AnnouncedDraft("small", bytes(8), 0.25)
+    preview = preview_join(snapshot_of(head), machine(4, rtt_ms={"a": 60.0}, drafts=(model,)))
+    assert preview.span == Span(4, 8)
+    assert preview.guessed_with_draft_ms == preview.guessed_without_draft_ms
+    assert "Its draft model changes nothing" in describe_preview(preview)

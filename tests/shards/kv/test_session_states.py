@@ -152,6 +152,35 @@ def test_a_session_with_states_goes_back_to_where_its_latest_step_began(
     engine.pool.check_integrity()
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in KEEPING_STATES],
+)
+def test_of_a_step_with_guesses_what_was_accepted_is_computed_again(
+    architecture: str, tmp_path: Path
+) -> None:
+    store_tiny(CONFIG_MAPPING[architecture](**OVERRIDES.get(architecture, {})), tmp_path)
+    layers = describe(tmp_path, "float32").layers
+    whole, engine = Span(0, layers), engine_with(tmp_path, (0, layers))
+    cache, other = (engine.new_cache(whole, 64, reserve=reserve) for reserve in (True, False))
+    for one in (cache, other):
+        engine.step(whole, [Rows(one, 16, PROMPT[:16], logit_rows=1)], None)
+    at = 16
+    for accepted in (0, 3, 4, 1, 2):
+        guesses = PROMPT[at + 1 : at + 1 + accepted] + (3,) * (4 - accepted)
+        found = engine.step(whole, [Rows(cache, 5, (PROMPT[at], *guesses), logit_rows=5)], None)
+        if accepted == 1:
+            cache.suspend()
+        for row in range(accepted + 1):
+            (expected,) = engine.step(whole, [Rows(other, 1, PROMPT[at : at + 1], logit_rows=1)], None)
+            torch.testing.assert_close(found[row], expected, atol=2e-4, rtol=1e-3)
+            at += 1
+        assert cache.certain_tokens == at - accepted  # nobody has said what was accepted
+        engine.begin_behind(cache, at)
+        assert cache.length == at
+    engine.pool.check_integrity()
+
+
 def test_a_session_with_states_goes_back_to_its_beginning(engine: Engine) -> None:
     cache = engine.new_cache(WHOLE, 64)
     first = feed(engine, cache, PROMPT)

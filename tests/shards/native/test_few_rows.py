@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.models.circuit_runs import engine_with
+from support.pairwise import usually
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -285,7 +286,7 @@ def test_a_matrix_that_lies_otherwise_than_expected_is_left_to_torch() -> None:
     assert owner.alike(matrix, lambda row: functional.linear(row, weight)) is None
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", usually(["windows", "biases", "norms of heads"], CONFIGS))
 def test_tokens_alone_go_through_layers_in_one_call_each_and_give_the_same_up_to_rounding(
     name: str, made: Callable[[str], Path], in_torch: list[int]
 ) -> None:
@@ -300,7 +301,9 @@ def test_tokens_alone_go_through_layers_in_one_call_each_and_give_the_same_up_to
         torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "sessions"), [("llama", 2), ("windows", 3), ("norms of heads", 8)])
+@pytest.mark.parametrize(
+    ("name", "sessions"), [("llama", 2), ("windows", 3), ("norms of heads", 8), ("llama", 16)]
+)
 def test_tokens_of_several_sessions_go_through_layers_together_and_give_the_same_up_to_rounding(
     name: str, sessions: int, made: Callable[[str], Path], in_torch: list[int]
 ) -> None:
@@ -368,7 +371,9 @@ def test_a_layer_that_gives_something_else_keeps_to_torch(
     monkeypatch.setattr(FewRowsLayer, "_run", run)
     expected = logits_of(engine_with(folder, LAYERS), 5)
     found = logits_of(engine_with(folder, LAYERS, exact=False), 5)
-    assert len(calls) == 1
+    assert len(calls) == (
+        2 if library().most_rows >= len(PROMPT) else 1
+    )  # once with the prompt's rows, once with one
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=2e-4, rtol=1e-3)
 
 

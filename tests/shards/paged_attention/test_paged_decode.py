@@ -55,10 +55,7 @@ def assert_same(ours: list[Run], theirs: list[Run]) -> None:
         torch.testing.assert_close(torch.stack(one.logits), torch.stack(other.logits), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [*BY_ADDRESS, *(pytest.param(name, marks=pytest.mark.full) for name in ALSO_BY_ADDRESS)],
-)
+@pytest.mark.parametrize("architecture", usually(["llama", "gpt_oss"], (*BY_ADDRESS, *ALSO_BY_ADDRESS)))
 def test_ragged_batches_by_address_are_those_session_by_session(
     tiny_model: TinyModel, architecture: str
 ) -> None:

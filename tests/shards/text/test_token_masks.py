@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -66,6 +67,51 @@ def test_who_follows_the_same_tokens_has_the_same_masks(tokenizer: MaskTokenizer
         stepwise.follow([token])
     together.follow(text)
     assert stepwise.next() == together.next()
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=examples(60) // 3, deadline=None)
+def test_behind_tokens_that_are_expected_comes_what_comes_when_they_have_come(
+    tokenizer: MaskTokenizer, plain: Tokenizer, seed: int
+) -> None:
+    """And who asks what is expected has the masks of who does not."""
+    rng, grammar = random.Random(seed), Grammar.json_schema(random_schema(seed))
+    asks, does_not = TokenMasks(tokenizer, grammar), TokenMasks(tokenizer, grammar)
+    text: list[int] = []
+    while len(text) < 200:
+        found = asks.next()
+        assert found == does_not.next()
+        expected = asks.expected(rng.randrange(16))
+        if expected and rng.random() < 0.7:
+            come = [token for token, _, _ in expected[: rng.randint(1, len(expected))]]
+            for at, token in enumerate(come):
+                does_not.follow([token])
+                assert does_not.next() == expected[at][1:]
+        else:
+            come = [rng.choice([at for at in range(VOCABULARY) if found[0][at // 8] >> at % 8 & 1])]
+            if come[0] == STOP:
+                return
+            does_not.follow(come)
+        asks.follow(come)
+        text += come
+
+
+def test_names_are_expected_and_so_is_the_form_that_they_had_before(
+    tokenizer: MaskTokenizer, plain: Tokenizer
+) -> None:
+    one = {name: {"type": "integer"} for name in ("name", "place")}
+    items = {"type": "object", "properties": one, "required": [*one], "additionalProperties": False}
+    masks = TokenMasks(tokenizer, Grammar.json_schema({"type": "array", "items": items}))
+    text = plain.encode(json.dumps([{"name": 12 + at, "place": 34 + at} for at in range(8)]))
+    trips, left = 0, text
+    while left:
+        masks.next()
+        expected = [token for token, _, _ in masks.expected(15)]
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(expected, left[:-1], strict=False))
+        come = 1 + len(list(pairs))
+        masks.follow(left[:come])
+        left, trips = left[come:], trips + 1
+    assert trips < 0.6 * len(text), (trips, len(text))
 
 
 def test_a_text_that_can_only_end_says_so(tokenizer: MaskTokenizer, plain: Tokenizer) -> None:

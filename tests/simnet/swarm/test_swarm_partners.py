@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.client.circuit.patience import LEAST_ANSWER_S
+from molink.client.epochs.patience import LEAST_ANSWER_S
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.memory.leases import LeaseKey
 from molink.routing.routes import partners

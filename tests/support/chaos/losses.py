@@ -10,9 +10,10 @@ from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+from molink.peer.wire.protocol import molink_pb2 as pb
 
 TOKENS_LATER = 40
-"""Of the stream: so many after a standby was there its copy has begun."""
+"""Of the stream: so many after a standby was there a peer is struck, or as soon as the copies hold the prompt."""
 HEARD_WITHIN_S = 10.0
 STARTED_WITHIN_S = 120.0
 
@@ -35,6 +36,33 @@ def session_of(client: AsyncSwarm) -> ClientSession:
     (session,) = client.connection.sinks
     assert isinstance(session, ClientSession)
     return session
+
+
+def watch_tokens(session: ClientSession) -> list[pb.Token]:
+    """The session's latest token, once another one has come."""
+    latest: list[pb.Token] = []
+    watch = session.watch
+
+    def record(token: pb.Token) -> None:
+        latest[:] = [token]
+        watch(token)
+
+    session.watch = record
+    return latest
+
+
+async def hold_prompt(client: AsyncSwarm, latest: Sequence[pb.Token], standbys: Sequence[str]) -> bool:
+    """Whether the copies of these standbys hold the prompt of that token's session, as they say now."""
+    for token in latest:
+        asked = pb.Request(await_ready=pb.AwaitReady(session=token.session, epoch=token.epoch, wait_ms=0))
+        for standby in standbys:
+            link = client.connection.links.find(standby)
+            if link is None:
+                return False
+            response, _ = await link.request(asked, HEARD_WITHIN_S)
+            if response.readiness.held_tokens < session_of(client).prompt_tokens:
+                return False
+    return bool(latest)
 
 
 async def lose_in_decode(
@@ -67,14 +95,15 @@ async def lose_together(
     leave: bool = False,
     **sampling: Any,  # noqa: ANN401 - as above
 ) -> tuple[Generation, list[LocalPeer]]:
-    """Streams a generation, and kills the peers of these hops, or their standbys, a little after each has one; or has
-    them leave. Without guesses, unless told: with them it would be over before its copies have begun."""
+    """Streams a generation, and kills the peers of these hops, or their standbys, once there are copies of the prompt;
+    or has them leave. Without guesses, unless told: with them it would be over before its copies have begun."""
     await know_all(client, swarm)
     sampling = {"speculation": "off"} | sampling
     victims: list[LocalPeer] = []
     pieces = client.stream_events(prompt, max_new_tokens=new_tokens, **sampling)
     leaving: list[asyncio.Task[int]] = []
     tokens, strike_at = 0, 0
+    latest: list[pb.Token] | None = None
     try:
         while True:
             async with asyncio.timeout(HEARD_WITHIN_S if victims else STARTED_WITHIN_S):
@@ -84,13 +113,16 @@ async def lose_together(
                 assert victims, "the generation was over before its copies had begun"
                 return piece.generation, victims
             session = session_of(client)
+            latest = watch_tokens(session) if latest is None else latest
             route = session.log.route
             assert route is not None
             serving = [route.hops[at].peer_id for at in hops]
             keeping = [session.standbys.substitute(hop) for hop in serving]
             if all(keeping) and not strike_at:
                 strike_at = tokens + TOKENS_LATER
-            if not victims and all(keeping) and tokens >= strike_at:
+            if victims or not all(keeping) or tokens < strike_at:
+                continue
+            if await hold_prompt(client, latest, keeping):
                 peers = {peer.peer_id: peer for peer in swarm.peers}
                 victims = [peers[peer_id] for peer_id in (keeping if standby else serving)]
                 if leave:

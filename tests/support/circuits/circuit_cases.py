@@ -172,6 +172,8 @@ def peer(peer_id: str, *spans: tuple[int, int], **changes: Any) -> PeerView:  # 
         "coordinate": None,
         "keeps_copies": True,
         "partner_peer_id": "",
+        "sampling_abilities": (),
+        "drafts": (),
     }
     state: dict[str, Any] = {
         "free_weight_bytes": 0,

@@ -18,12 +18,13 @@ LOW, HIGH = Span(0, 3), Span(3, 6)
 
 
 class Generating:
-    """A session over fakes: `low` and `high` are its first circuit, `spare` could replace `high`."""
+    """A session over fakes: `low` and `high` are its first circuit, `spare` could replace one of them."""
 
-    def __init__(self, *, spare: bool = False, **params: object) -> None:
+    def __init__(self, *, spare: bool | Span = False, **params: object) -> None:
+        """`spare`: of which span; True: that of `high`."""
         self.report: Callable[[str], None] = lambda _: None
         self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
-        self.spare = FakePeer(HIGH, layer_ms=5.0)
+        self.spare = FakePeer(spare if isinstance(spare, Span) else HIGH, layer_ms=5.0)
         self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
         connection = cast("SwarmConnection", self.connection)
         asked = SessionRequest(PROMPT, SamplingParams(**{"max_new_tokens": 8, **params}))  # type: ignore[arg-type]

@@ -30,6 +30,9 @@ class Oracle:
     def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         return self.coming(most)
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        pass
+
     def record(self, guessed: int, accepted: int) -> None:
         self.records.append((guessed, accepted))
 
@@ -68,9 +71,12 @@ class GuessingHead:
         self.sequences = sequences
         self.most = most
         self.sources: list[Oracle] = []
+        self.starts: list[pb.Start] = []
+        """What the client has said to guess from."""
 
-    def __call__(self, session: ServedSession, _: pb.Start) -> Oracle:
+    def __call__(self, session: ServedSession, start: pb.Start) -> Oracle:
         """By the sessions' numbers, from 1 on."""
+        self.starts.append(start)
         source = self.kind(self.sequences[session.key.session[0] - 1], self.most)
         self.sources.append(source)
         return source

@@ -154,8 +154,6 @@ def run_peer(
     program: Path | None,
 ) -> None:
     """What the forked process does."""
-    from molink.peer.commands import cli
-
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # what the variables say counts now
@@ -167,6 +165,8 @@ def run_peer(
         os.dup2(errors.fileno(), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", 1, encoding="utf-8")
     if program is None:
+        from molink.peer.commands import cli
+
         cli.main(arguments)
     else:
         sys.argv = [str(program), *arguments]

@@ -195,8 +195,8 @@ class HopRing:
         elif isinstance(effect, events.SendTokens):
             self._link(peer, effect.peer_id).append(("tokens", effect.tokens))
         elif isinstance(effect, events.SendGuesses):
-            told = effect.session, effect.step
-            self._link(peer, effect.session.previous_peer_id).append(("guesses", told))
+            for session, step, _ in effect.steps:
+                self._link(peer, effect.peer_id).append(("guesses", (session, step)))
         elif isinstance(effect, events.SendWindowUpdate):
             self._link(peer, effect.peer_id).append(("update", effect.stepped))
         else:

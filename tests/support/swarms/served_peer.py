@@ -39,9 +39,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     return opened(make_tiny_model("llama", tmp_path_factory.mktemp("admission")))
 
 
-def opened(folder: Path) -> LocalModel:
+def opened(folder: Path, dtype: str = "float32") -> LocalModel:
     manifest = store.read_manifest(folder)
-    return LocalModel(folder, manifest, store.describe(manifest, "float32", "none", name="test/llama"))
+    return LocalModel(folder, manifest, store.describe(manifest, dtype, "none", name="test/llama"))
 
 
 @dataclass(slots=True)

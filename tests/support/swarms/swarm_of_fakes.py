@@ -46,6 +46,7 @@ class FakePeer:
         self.renewed = 0
         self.starts: list[pb.Start] = []
         self.moves: list[pb.Move] = []
+        self.histories: list[pb.History] = []
         self.handed_over = 0
         """How often it was told that its session is to go on elsewhere."""
         self.view = self._view(spans, layer_ms, free_weight_bytes)
@@ -86,7 +87,10 @@ class FakePeer:
         )
         return pb.Response(readiness=readiness), memoryview(b"")
 
-    def post(self, frame: pb.Request | pb.Start | pb.Move) -> bool:
+    def post(self, frame: pb.Request | pb.Start | pb.Move | pb.History, **_: object) -> bool:
+        if isinstance(frame, pb.History):
+            self.histories.append(frame)
+            return self.takes
         if isinstance(frame, pb.Move):
             self.moves.append(frame)
             return self.takes

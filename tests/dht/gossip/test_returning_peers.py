@@ -1,0 +1,104 @@
+"""A peer that is started again is heard, and gets its link, while its neighbour still holds the link of before."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import trio
+from support.attackers.lying_planes import now_ms
+from support.swarms.swarm_examples import QUICK, facts_of, state_of
+
+from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
+from molink.dht.host.compressed_stream import CompressedStream
+from molink.dht.host.framing import FrameStream, StreamEndedError
+from molink.dht.host.host import Host, Listen, open_host
+from molink.dht.identity.identity import Identity
+from molink.dht.membership.membership import Membership
+from molink.dht.membership.timing import DiscoveryTiming
+from molink.dht.node.network import Network, NetworkSettings, open_network
+from molink.dht.records.announcement import sign_facts, sign_state
+
+ADA, BOB = sorted((Identity.generate(), Identity.generate()), key=lambda one: one.peer_id)
+"""Of two links that cross Ada's is kept."""
+LOOPBACK = Listen("127.0.0.1", 0)
+PATIENT = replace(QUICK, interval_s=600.0, silence_s=600.0, keepalive_s=600.0, anti_entropy_interval_s=600.0)
+"""A link on which nothing arrives stands longer than the test takes, and tables are not compared."""
+WITHIN_S = 60.0
+
+
+def nothing() -> None:
+    """Nobody waits for changes."""
+
+
+def records(name: str, *addresses: str) -> list[bytes]:
+    """What Bob says of himself now."""
+    sequence = now_ms()
+    facts = replace(facts_of(BOB, sequence=sequence), name=name, addresses=addresses)
+    state = state_of(BOB, sequence=sequence + 1, facts_sequence=sequence, ttl_s=600)
+    return [sign_facts(facts, BOB), sign_state(state, BOB)]
+
+
+@asynccontextmanager
+async def linked(timing: DiscoveryTiming) -> AsyncIterator[tuple[Network, Membership]]:
+    """Ada with a link to Bob, whom she has dialled. From then on Bob is as a machine without current: he takes what
+    comes, and says nothing."""
+    membership = Membership(ADA.peer_id, nothing)
+    settings = NetworkSettings(ADA, LOOPBACK, (), None, timing)
+    async with open_network(settings, membership) as network, open_host(BOB, LOOPBACK, None) as before:
+
+        async def take(stream: FrameStream) -> None:
+            while True:
+                await stream.receive(5000)
+
+        before.handle(GOSSIP, take)
+        for record in records("before", *before.addresses):
+            membership.receive(record)
+        with trio.fail_after(WITHIN_S):
+            while BOB.peer_id not in network.gossip.neighbours:  # noqa: ASYNC110 - a link is told to nobody
+                await trio.sleep(0.02)
+        yield network, membership
+
+
+@asynccontextmanager
+async def started_again(network: Network) -> AsyncIterator[Host]:
+    """Bob's next process, connected to Ada."""
+    async with open_host(BOB, None, None) as after:
+        await after.dial(network.host.addresses[0], timeout_s=WITHIN_S)
+        yield after
+
+
+async def speak(host: Host) -> CompressedStream:
+    """Opens a stream over which Bob's next process says what it is."""
+    stream = CompressedStream(await host.open_stream(ADA.peer_id, GOSSIP, timeout_s=WITHIN_S))
+    await stream.send(records("after"))
+    return stream
+
+
+def test_who_is_started_again_is_heard_while_its_old_link_stands() -> None:
+    async def scenario() -> None:
+        async with linked(PATIENT) as (network, membership), started_again(network) as after:
+            await speak(after)
+            with trio.fail_after(WITHIN_S):
+                while [view.facts.name for view in membership.snapshot()] != ["after"]:  # noqa: ASYNC110 - as above
+                    await trio.sleep(0.02)
+
+    trio.run(scenario)
+
+
+def test_who_is_started_again_gets_its_link_once_no_dial_can_have_crossed_it() -> None:
+    async def scenario() -> None:
+        hasty = replace(PATIENT, dial_timeout_s=1.0)
+        async with linked(hasty) as (network, membership), started_again(network) as after:
+            network.publisher.announce(facts_of(ADA), state_of(ADA))
+            with trio.fail_after(WITHIN_S):
+                while True:
+                    try:
+                        frame = await (await speak(after)).receive(5000)
+                    except StreamEndedError:
+                        continue
+                    assert membership.own.records()[-1] == frame
+                    break
+            assert [link.peer_id for link in network.gossip.incoming] == [BOB.peer_id]
+            assert network.gossip.dialled == ()
+
+    trio.run(scenario)

@@ -1,0 +1,79 @@
+"""A hop leaves, and the standby that was ready to take its place is killed before it has: nothing is lost by that."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.chaos.losses import know_all, session_of
+from support.links.data_plane import until
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.local.local_swarm import LocalPeer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+
+PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
+NEW_TOKENS = 120
+TOKENS_LATER = 20
+HEARD_WITHIN_S = 60.0
+FEW_TOKENS = 8
+"""Computed again at most where the hop that was to be left goes on: no copy is gone on with."""
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["before_the_word", "with_the_word"])
+async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_token(
+    is_noticed: bool, anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the word to the head: the session has gone over to a standby that is no more, and goes back."""
+    folder = bundled_folder()
+    prepare = CircuitBuilder.prepare
+    struck: list[LocalPeer] = []
+    leaving: list[asyncio.Task[int]] = []
+    async with ForkedSwarm() as swarm:
+        await swarm.join("first", "--model", BUNDLED, "--layers", "0:6")
+        others = zip(("second", "third", "fourth"), ("0:6", "6:12", "6:12"), strict=True)
+        await asyncio.gather(
+            *(swarm.join(name, "--model", BUNDLED, "--layers", span) for name, span in others)
+        )
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+
+            async def prepare_and_strike(self: CircuitBuilder, *asked: Any) -> ActiveCircuit:  # noqa: ANN401
+                circuit = await prepare(self, *asked)
+                if not struck:
+                    (standby,) = [peer for peer in swarm.peers if peer.peer_id == circuit.links[-1].peer_id]
+                    struck.append(standby)
+                    standby.process.kill()
+                    if is_noticed:
+                        await until(lambda: circuit.links[-1].closed_because is not None)
+                return circuit
+
+            monkeypatch.setattr(CircuitBuilder, "prepare", prepare_and_strike)
+            await know_all(client, swarm)
+            pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, speculation="off")
+            tokens = leave_at = 0
+            while True:
+                async with asyncio.timeout(HEARD_WITHIN_S):
+                    piece = await anext(pieces)
+                generation, tokens = piece.generation, tokens + len(piece.token_ids)
+                if generation is not None:
+                    break
+                session = session_of(client)
+                assert session.log.route is not None
+                tail = session.log.route.hops[-1].peer_id
+                if not leave_at and session.standbys.substitute(tail):
+                    leave_at = tokens + TOKENS_LATER
+                if not leaving and leave_at and tokens >= leave_at:
+                    (left,) = [peer for peer in swarm.peers if peer.peer_id == tail]
+                    leaving.append(asyncio.create_task(swarm.stop(left)))
+            await pieces.aclose()
+        assert await leaving[0] == 0
+    assert struck, "the generation was over before its hop could leave"
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+    assert generation.circuit.hops[-1].peer_id == left.peer_id
+    assert session.log.moves == 0
+    assert generation.epochs == (1 if is_noticed else 2)
+    assert [one.hop.peer_id for one in generation.recoveries] == ([] if is_noticed else [struck[0].peer_id])
+    assert all(one.recomputed_tokens <= FEW_TOKENS for one in generation.recoveries)
