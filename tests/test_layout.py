@@ -41,7 +41,7 @@ SMALL_FOR_A_REASON = {
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
-    "ServiceDocument", "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
+    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
     "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
     "CostModel", "EndedSession",
 }  # fmt: skip

@@ -31,8 +31,10 @@ async def answer(http: httpx.AsyncClient, key: str, model: str) -> str:
 async def seen(http: httpx.AsyncClient, peer_id: str) -> None:
     """Returns when the gateway has heard of the peer."""
     async with asyncio.timeout(DEADLINE_S):
-        while (await http.get(f"{NODES}/{peer_id}")).status_code != 200:
-            pass
+        while True:
+            if (await http.get(f"{NODES}/{peer_id}")).status_code == 200:
+                return
+            await asyncio.sleep(0.5)
 
 
 async def test_a_peer_serves_what_its_operator_orders_and_its_own_model_again_where_it_cannot(
