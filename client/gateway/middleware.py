@@ -21,6 +21,9 @@ from molink.client.gateway.telemetry.request_traces import log_request
 
 MAX_BODY_BYTES: Final = 2**20
 DRAINED_BYTES: Final = 2**16
+"""Of a refused request's body, which are read and not kept: of a stranger's."""
+DRAINED_LARGE_BYTES: Final = 4 * MAX_BODY_BYTES
+"""Of one whose key is known: most bodies that are too large are so by little."""
 DRAINS_WITHIN_S: Final = 0.5
 UNFINISHED_BYTES: Final = 2**26
 """Of all bodies together that have not come to their end."""
@@ -147,6 +150,7 @@ class RequestMiddleware:
         """The whole body; a failure if it or all of them together are too large, None if the client left."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+            await _drain(receive, DRAINED_LARGE_BYTES)
             return _too_large()
         caller: Caller = scope["state"]["caller"]
         user = caller.user or user_of(scope["client"][0] if scope.get("client") else None)
@@ -159,6 +163,8 @@ class RequestMiddleware:
                     return None
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
+                    if message.get("more_body", False):
+                        await _drain(receive, DRAINED_LARGE_BYTES)
                     return _too_large()
                 if not message.get("more_body", False):
                     return bytes(body)
@@ -174,10 +180,10 @@ class RequestMiddleware:
                 self._unfinished.give(user, held)
 
 
-async def _drain(receive: Receive) -> None:
+async def _drain(receive: Receive, most_bytes: int = DRAINED_BYTES) -> None:
     """Reads what has come of a refused request's body, as far as that is little and soon there: on a connection that is
     closed with something unread in it, the answer may be lost."""
-    left = DRAINED_BYTES
+    left = most_bytes
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAINS_WITHIN_S):
             while left > 0:
