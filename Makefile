@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-attacks test-shards test-units test-engines test-decisions test-discovery test-check test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -42,20 +42,21 @@ check: setup
 
 # All parts at once: each of them waits now and then, real peers for longer than they compute, and another computes
 # meanwhile. So that no core is left alone with one of them at the end, the system shares them by niceness: first real
-# peers and those that are attacked, whose waits are the longest, then the three long parts, and the two short ones take
+# peers and those that are attacked, whose waits are the longest, then the four long parts, and the two short ones take
 # the time that they leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no
 # torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j7 test-e2e test-attacks test-units test-discovery test-shards test-decisions test-check
+	@$(MAKE) --no-print-directory -k -j8 $(PARTS)
 
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
 SHARDS := tests/shards
+ENGINES := $(addprefix tests/peer/,engine hop ranks redundancy serving speculation)
 # Of simnet, what loads torch.
 COMPUTED := tests/simnet/emulate tests/simnet/papers/test_guessing_variants.py tests/simnet/serve/test_speculation.py
 DECISIONS := tests/routing tests/simnet
 DISCOVERY := tests/dht tests/attack tests/client $(COMPUTED)
-PARTS := test-e2e test-attacks test-shards test-units test-decisions test-discovery test-check
+PARTS := test-e2e test-attacks test-units test-engines test-discovery test-shards test-decisions test-check
 USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
 BESIDE := nice -n 5 $(PYTEST)
@@ -73,8 +74,11 @@ test-shards: setup
 	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
 
 test-units: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(foreach part,$(PEERS) $(SHARDS) $(DECISIONS) $(DISCOVERY),--ignore=$(part)) 2>&1 \
-	  | sed -u 's/^/units     | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(foreach part,$(PEERS) $(SHARDS) $(ENGINES) $(DECISIONS) $(DISCOVERY),\
+	  --ignore=$(part)) 2>&1 | sed -u 's/^/units     | /'
+
+test-engines: setup
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(ENGINES) 2>&1 | sed -u 's/^/engines   | /'
 
 test-decisions: setup
 	@$(LAST) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'

@@ -43,7 +43,7 @@ TABLES = {
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
     "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
     "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
-    "CostModel", "EndedSession",
+    "CostModel", "EndedSession", "ServiceDocument",
 }  # fmt: skip
 """Values with as many fields as what they describe has: a message, a request, a row of a table, a model's shape."""
 ONE_METHOD_EACH = {"HopCore", "Stepper"}

@@ -33,9 +33,8 @@ async def test_what_is_asked_again_after_a_kill_begins_behind_its_prompt(
     ports = free_ports(2)
     async with ForkedSwarm() as swarm:
         for span, port in (("0:6", ports[0]), ("6:12", ports[1])):
-            await swarm.join(
-                f"half {span[0]}", "--model", BUNDLED, "--layers", span, "--metrics-port", str(port)
-            )
+            told = ("--model", BUNDLED, "--layers", span, "--metrics-port", str(port))
+            await swarm.join(f"half {span[0]}", *told, "--draft", "off")  # guesses are computed rows as well
         async with LocalGateway(swarm.addresses, tmp_path / "log") as gateway:
             async with AsyncExitStack() as stack:
                 user = await stack.enter_async_context(user_of(gateway))
