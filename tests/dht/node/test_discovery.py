@@ -399,7 +399,7 @@ def test_cycles_leave_no_threads_and_no_sockets() -> None:
             async with asyncio.timeout(PATIENCE_S):
                 while ada.stats.connections or _descriptors(process) > descriptors:
                     await ada.changed(0.2)
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads  # one that waits for work may have ended meanwhile
 
     run(scenario)
 
