@@ -40,13 +40,13 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# All parts at once: each of them waits now and then, real peers for longer than they compute, and another computes
-# meanwhile. So that no core is left alone with one of them at the end, the system shares them by niceness: first real
-# peers and those that are attacked, whose waits are the longest, then the four long parts, and the two short ones take
-# the time that they leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no
-# torch is loaded. `test-units` runs whatever the other parts leave. Each line says whose it is.
+# Four parts at a time on two cores: real peers wait for longer than they compute, and others compute meanwhile. More
+# would save nothing, since both cores are busy, and have real peers wait for a turn. The system shares the cores by
+# niceness: first real peers and those that are attacked, then the long parts, and the short ones take the time that they
+# leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no torch is loaded.
+# `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j8 $(PARTS)
+	@$(MAKE) --no-print-directory -k -j4 $(PARTS)
 
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
