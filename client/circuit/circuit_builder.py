@@ -12,7 +12,7 @@ from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
-    GrantedLease,
+    GrantedLeases,
     HopRefused,
     Report,
     ReservationRequest,
@@ -204,11 +204,11 @@ class CircuitBuilder:
     ) -> tuple[core.Event, ActiveCircuit | None]:
         """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
         require_sendable(asked.descriptor)
-        leases: tuple[GrantedLease, ...] = ()
+        leases: GrantedLeases = ()
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
                 leases = await self._lease(asked)
-                return core.Ready(), await self._settle(asked, leases, circuit.deadline_s, report)
+                return core.Ready(), await _settled(asked, leases, self.spec, circuit.deadline_s, report)
         except TimeoutError:
             names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
             late = SwarmUnavailable(f"the circuit over {names} was not ready in time")
@@ -268,7 +268,7 @@ class CircuitBuilder:
         """Where that is `doubtful`, a route of peers that have answered goes before all others."""
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
-            raise SwarmUnavailable(self._nobody())
+            raise SwarmUnavailable(_nobody(self.spec, self.connection.snapshot()))
         avoided, shunned = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
         proven = self.connection.probes.reachable(peers)
@@ -309,32 +309,16 @@ class CircuitBuilder:
         except NoCircuitFound:
             return None
 
-    def _nobody(self) -> str:
-        """Formats that nobody serves the model, and what is served instead, in case this machine's copy was meant to be
-        that."""
-        others = {view.facts.model for view in self.connection.snapshot()}
-        names = ", ".join(sorted(map(_identity, others)))
-        wanted = f"no peer that serves {_identity(self.spec)} is known yet"
-        return f"{wanted}; the swarm serves {names}" if others else wanted
-
     async def settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready, or raises HopRefused: any may have granted then."""
-        return await self._settle(asked, await self._lease(asked), deadline_s, report)
+        return await _settled(asked, await self._lease(asked), self.spec, deadline_s, report)
 
-    async def _lease(self, asked: ReservationRequest) -> tuple[GrantedLease, ...]:
+    async def _lease(self, asked: ReservationRequest) -> GrantedLeases:
         self.route_selector.begin_session(asked.descriptor)
         leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
         for lease in leases:
             self.connection.probes.record_answer(lease.link.peer_id)
         return leases
-
-    async def _settle(
-        self, asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
-    ) -> ActiveCircuit:
-        position = common_position(await wait_ready(asked, leases, deadline_s, report))
-        report_codec(asked, self.spec, report)
-        links = tuple(lease.link for lease in leases)
-        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, position)
 
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
@@ -367,9 +351,25 @@ class CircuitBuilder:
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
 
 
+async def _settled(
+    asked: ReservationRequest, leases: GrantedLeases, spec: ModelSpec, deadline_s: float, report: Report
+) -> ActiveCircuit:
+    held, links = await wait_ready(asked, leases, deadline_s, report), tuple(lease.link for lease in leases)
+    report_codec(asked, spec, report)
+    return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
+
+
 def _patience_s(peers: Mapping[str, PeerView]) -> float:
     """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
+
+
+def _nobody(spec: ModelSpec, views: Sequence[PeerView]) -> str:
+    """Formats that nobody serves the model, and what is served instead, which may be what was meant."""
+    others = {view.facts.model for view in views}
+    names = ", ".join(sorted(map(_identity, others)))
+    wanted = f"no peer that serves {_identity(spec)} is known yet"
+    return f"{wanted}; the swarm serves {names}" if others else wanted
 
 
 def _short(problem: SwarmError) -> str:

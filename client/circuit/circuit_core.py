@@ -122,6 +122,13 @@ class _Forming:
         """Before the next attempt; the events' draw spreads it."""
         return BACKOFF.after(self.failures + 1)
 
+    def record_answers(self, now_s: float, *, all_granted: bool) -> None:
+        """The deadline moves where all hops had granted. Whoever was lost can be replaced then, if not by those peers:
+        a swarm that is slow as a whole, or where one hop after the other stands still for a moment, is waited for as
+        long as for any token."""
+        if all_granted:
+            self.deadline_s = max(self.deadline_s, min(self.latest_s, now_s + RECOVERY_S))
+
 
 @dataclass(slots=True)
 class _RunningCircuit:
@@ -231,8 +238,10 @@ class CircuitCore:
                 effects = self._without_route(draw, now_s)
             case ReservationRefused():
                 effects = self._refused(event, now_s)
-            case Overdue():
-                effects = self._overdue(event, now_s)
+            case Overdue(draw, all_granted):
+                self._forming.record_answers(now_s, all_granted=all_granted)
+                again = self._again(self._forming.wait_s * draw, Problem.NOT_READY, now_s)
+                effects = (Release(self.epoch), *again)
             case Ready():
                 effects = self._start(now_s)
             case Waited():
@@ -257,8 +266,7 @@ class CircuitCore:
         """A hop that is gone from the circuit that was to be seized has its standby in its place, too: the others keep
         what they hold for the epoch after."""
         forming, released, refusal = self._forming, Release(self.epoch), refused.refusal
-        if refused.all_granted:
-            self._put_off(now_s)
+        forming.record_answers(now_s, all_granted=refused.all_granted)
         if forming.seizes and refused.standby and refusal.is_gone:
             loss = Lost(peer_id=refused.peer_id, standby=refused.standby)
             if _has_standby(self.peer_ids, loss) and now_s < forming.deadline_s:
@@ -270,20 +278,6 @@ class CircuitCore:
             return (released, *self._plan())
         forming.doubtful = forming.doubtful or refusal.is_gone
         return (released, *self._again(forming.wait_s * refused.draw, Problem.REFUSED, now_s))
-
-    def _overdue(self, overdue: Overdue, now_s: float) -> tuple[Effect, ...]:
-        if overdue.all_granted:
-            self._put_off(now_s)
-        return (
-            Release(self.epoch),
-            *self._again(self._forming.wait_s * overdue.draw, Problem.NOT_READY, now_s),
-        )
-
-    def _put_off(self, now_s: float) -> None:
-        """Whoever was lost can be replaced, if not by those peers: a swarm that is slow as a whole, or where one hop
-        after the other stands still for a moment, is waited for as long as for any token."""
-        forming = self._forming
-        forming.deadline_s = max(forming.deadline_s, min(forming.latest_s, now_s + RECOVERY_S))
 
     def _again(self, wait_s: float, problem: Problem, now_s: float) -> tuple[Effect, ...]:
         forming = self._forming

@@ -79,9 +79,11 @@ class GrantedLease:
     begin behind so many or fewer, down to the first, or behind none."""
 
 
-async def reserve_all(
-    links: LinkSource, asked: ReservationRequest, patience_s: float
-) -> tuple[GrantedLease, ...]:
+GrantedLeases = tuple[GrantedLease, ...]
+"""Of all hops of a circuit, in order."""
+
+
+async def reserve_all(links: LinkSource, asked: ReservationRequest, patience_s: float) -> GrantedLeases:
     """The leases of all hops. Where no hop has anything to load, each is asked to be ready, too.
 
     Raises:
@@ -157,7 +159,7 @@ async def _prepare(links: LinkSource, asked: ReservationRequest, hop: int, deadl
 
 
 async def wait_ready(
-    asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
+    asked: ReservationRequest, leases: GrantedLeases, deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:
     """Waits until the hops of all leases are ready; each one's `GrantedLease.held_tokens`.
 
