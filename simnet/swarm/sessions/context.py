@@ -50,7 +50,7 @@ class SessionContext:
         """The session is what was its successor from now on, and has its number."""
         del self.successors[number]
         self.running[number] = self.running.pop(one.number)
-        one.number = number
+        one.record.successor = number
 
     def members_of(self, one: SimulatedGeneration) -> list[Member]:
         """The peers of its circuit, in order."""

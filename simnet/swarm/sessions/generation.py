@@ -98,12 +98,14 @@ class SimulatedGeneration:
     """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
     record: SessionRecord = field(default_factory=SessionRecord)
     progress: DecodeProgress = field(init=False)
-    number: int = field(init=False)
-    """That it has at its hops: its request's, until it goes over to a successor."""
 
     def __post_init__(self) -> None:
         self.progress = DecodeProgress(self.request.new_tokens)
-        self.number = self.request.number
+
+    @property
+    def number(self) -> int:
+        """That it has at its hops: its request's, until it goes over to a successor."""
+        return self.record.successor or self.request.number
 
     @property
     def taped(self) -> int:

@@ -280,16 +280,11 @@ class Lifecycle:
             self._context.relaying.end(one, self._context.now_s)
         one.gateway.gives_back(leased.key, [hop.peer_id for hop in leased.hops], self._context.now_s)
         for peer_id in one.kept.sort_out(leased):
-            self._release(peer_id, leased.key)
+            _release(self._context, peer_id, leased.key)
 
     def _release_kept(self, one: SimulatedGeneration, but: Sequence[str]) -> None:
         for peer_id, leased in one.kept.take_all_but(but):
-            self._release(peer_id, leased.key)
-
-    def _release(self, peer_id: str, key: LeaseKey) -> None:
-        member = self._context.members[peer_id]
-        if member.book.release(key) is not None and member.alive:
-            self._context.changed(member)
+            _release(self._context, peer_id, leased.key)
 
     def _end(self, one: SimulatedGeneration, outcome: SessionOutcome) -> None:
         self._succession.end(one)
@@ -301,6 +296,12 @@ class Lifecycle:
         self._partnering.release(one)
         self._context.accounts.end(one.ended(outcome, self._context.now_s))
         del self._context.running[one.number]
+
+
+def _release(context: SessionContext, peer_id: str, key: LeaseKey) -> None:
+    member = context.members[peer_id]
+    if member.book.release(key) is not None and member.alive:
+        context.changed(member)
 
 
 def _guesses(context: SessionContext, one: Stepping, members: list[Member]) -> Iterator[GuessedTrips]:
