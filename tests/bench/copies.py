@@ -31,8 +31,8 @@ TPOT_BAR, RECOMPUTED_BAR, RECOMPUTED_REST_S = 1.05, 1.3, 1.0
 
 
 async def tpot_s(pairs: Pairs, turn: int, *, partners: bool) -> tuple[float, float]:
-    """Time per token after the first, of one generation without guesses, which are right more often in one prompt than in
-    another; and what the peers' processors take for each."""
+    """Time per token after the first, of one generation without guesses, which are right more often for one prompt than
+    for another; and what the peers' processors take for each."""
     speculation = Speculation(wanted=False)
     session = pairs.session(pairs.prompt(turn), NEW_TOKENS, partners=partners, speculation=speculation)
     before_s = pairs.processor_s()
