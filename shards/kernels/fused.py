@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.attention.rotations import install_rotations
 from molink.shards.errors import in_one_line
+from molink.shards.kernels.joined_products import install_joined
 from molink.shards.matrices.by_bytes import ByteProduct, ByteProducts
 from molink.shards.matrices.quantized_matrices import Int8Matrices, QuantizedMatrices
 
@@ -103,6 +104,7 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         return
     try:
         modules = [module for module in model.modules() if "forward" not in module.__dict__]
+        install_joined(modules, slot)
         norms = _install_norms(modules, slot, kernels.layers)
         _install_gates(modules, slot, kernels.layers)
         _install_residuals(modules, slot, kernels.layers, norms)
@@ -145,14 +147,23 @@ def _epsilon(module: nn.Module) -> float | None:
 def _kind_of(module: nn.Module, epsilon: float, kernels: LayerKernels) -> NormKind | None:
     weight: Tensor = module.weight  # type: ignore[assignment] # as `_epsilon` saw
     rows = _random((_ROWS, len(weight)), weight)
-    expected = module(rows)
-    if expected.dtype is not weight.dtype:
+    expected = _own(module, rows)
+    if expected is None or expected.dtype is not weight.dtype:
         return None
     differences = {
         kind: _difference(kernels.norm(rows, None, weight, epsilon, kind)[0], expected) for kind in NormKind
     }
     best = min(differences, key=lambda kind: differences[kind])
     return best if differences[best] <= TOLERANCES[weight.dtype] else None
+
+
+def _own(module: nn.Module, rows: Tensor) -> Tensor | None:
+    """What a norm's forward makes of the rows; None where it wants more than them, as gated norms do."""
+    try:
+        result = module(rows)
+    except Exception:  # noqa: BLE001 - it is another kind of norm
+        return None
+    return result if isinstance(result, Tensor) else None
 
 
 def _norm_forward(

@@ -19,10 +19,10 @@ from molink.shards.kv.kv_cache import SequenceCache
 
 SESSIONS = 64
 SMALL_SESSIONS = 6
-LASTING_S = 120.0
+LASTING_S = 60.0
 SMALL_LASTING_S = 2.0
-CAP_BYTES = 6 << 30
-"""Where the card has it: weights of 2.5 GB, and a pool for a part of what the sessions want."""
+CAP_BYTES = 3 << 30
+"""Weights of 2.5 GB, and a pool for two thirds of the 1.3 GB that the sessions want at most."""
 SMALL_KV_TOKENS = 160
 _PROMPT_TOKENS = (1, 40, 300, 1500)
 _NEW_TOKENS = (8, 64, 256)
