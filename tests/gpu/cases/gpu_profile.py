@@ -27,6 +27,10 @@ def prediction(context: Context, findings: Findings) -> None:
     findings.note("the profile", f"measured in {time.perf_counter() - began_s:.1f} s")
     batches = ", ".join(f"{one.batch_size}: {one.layer_ms:.3f}" for one in profile.layer_latencies)
     findings.note("a layer, by batch size", f"{batches} ms")
+    beside = {"step_ms": profile.step_ms, "embed_ms": profile.embed_ms, "head_ms": profile.head_ms}
+    findings.note(
+        "beside layers", ", ".join(f"{name} {figure:.3f}" for name, figure in beside.items()), **beside
+    )
     bench = Bench(scale, context.device, decoding_of(context.device, records=True))
     for sessions in SMALL_SESSIONS if context.small else SESSIONS:
         engine = bench.engine(decoding=bench.decoding)

@@ -18,6 +18,7 @@ from molink.shards.kernels.fused import FusedKernels, fused_on, install_fused
 from molink.shards.kernels.joined_products import install_joined
 from molink.shards.loading import stage_builder
 from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
+from molink.shards.matrices.quantize import QuantizedLinear
 from molink.shards.matrices.quantized_matrices import Int8Matrices
 from molink.shards.spec import Span
 
@@ -160,7 +161,7 @@ def test_matrices_that_take_the_same_inputs_are_multiplied_as_one_in_steps_that_
     states, others = torch.randn(2, 1, 3, 8)
     expected, of_others = module(states), module(others)
     size = sum(parameter.nbytes for parameter in module.parameters())
-    install_joined(module.modules(), slot)
+    install_joined(module, slot)
     assert sum(parameter.nbytes for parameter in module.parameters()) == size
     owners = {
         parameter.untyped_storage().data_ptr() for parameter in (module.q_proj.weight, module.v_proj.weight)
@@ -178,13 +179,30 @@ def test_matrices_that_take_the_same_inputs_are_multiplied_as_one_in_steps_that_
     torch.testing.assert_close(module.q_proj(states), query)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_matrices_of_bytes_that_take_the_same_inputs_are_multiplied_as_one(*, bias: bool) -> None:
+    module, slot = _Projections(bias=bias).requires_grad_(requires_grad=False), BatchSlot(None)
+    for name, part in list(module.named_children()):
+        setattr(module, name, QuantizedLinear(Int8Matrices.of(part.weight.data), part.bias))
+    states = torch.randn(1, 3, 8)
+    expected, held = module(states), sum(parameter.nbytes for parameter in module.parameters())
+    kernels, written = fused_here()
+    install_fused(module, slot, kernels)
+    tried = written.calls["bytes"]
+    assert sum(parameter.nbytes for parameter in module.parameters()) == held
+    for fuses in (False, True):
+        slot.fuses = fuses
+        torch.testing.assert_close(module(states), expected)
+    assert written.calls["bytes"] == tried, "processors multiply in ways of their own"
+
+
 def test_matrices_that_are_not_of_a_kind_or_are_anothers_too_are_left_apart() -> None:
     quarter, tied, mixed = _Projections(), _Projections(), _Projections()
     quarter.k_proj = nn.Linear(4, 4)
     tied.v_proj.weight = tied.k_proj.weight
     mixed.q_proj = mixed.q_proj.double()
     model = nn.ModuleList([quarter, tied, mixed])
-    install_joined(model.modules(), BatchSlot(None))
+    install_joined(model, BatchSlot(None))
     assert not any("forward" in part.__dict__ for part in model.modules())
 
 

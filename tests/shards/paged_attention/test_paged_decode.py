@@ -30,6 +30,8 @@ SIZES = (1, 2, 4, 8)
 BY_ADDRESS = ("llama", "qwen2_sliding", "gemma2", "gpt_oss")
 ALSO_BY_ADDRESS = ("mistral", "mixtral", "gemma3", "gpt2", "qwen3")
 BY_LATENTS = ("deepseek_v3", "deepseek_v2")
+UNRECORDED = () if DEVICE == "cpu" else ("gpt_oss", "mixtral", *BY_LATENTS)
+"""On a card, experts in float32 are asked how many tokens each of them has: their steps are launched."""
 BY_SESSION = ("bloom", "falcon")
 """Linear biases, and attention of the model's own."""
 
@@ -72,8 +74,9 @@ def test_ragged_batches_by_address_are_those_session_by_session(
     folder = tiny_model(architecture)
     ours = joining(split(folder, decoding=decoding), prompts(7), 24)
     assert_same(ours, joining(split(folder), prompts(7), 24))
-    assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
-    assert tapes.replays > 20
+    if architecture not in UNRECORDED:
+        assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
+        assert tapes.replays > 20
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
 
 
@@ -89,7 +92,7 @@ def test_ragged_batches_attend_to_latents_as_sessions_do_to_what_these_expand_to
     assert_same(ours, joining(split(folder), prompts(7), 24))
     assert isinstance(decoding.latents, WrittenLatents | WatchedLatents)
     assert {3, 5} & set(decoding.latents.rows), "rows beside prompts attend together too"
-    assert tapes.replays > 20
+    assert tapes.replays > 20 or architecture in UNRECORDED
 
 
 @pytest.mark.parametrize("architecture", BY_SESSION)
@@ -139,7 +142,7 @@ def test_guesses_of_one_session_are_rows_with_bounds_of_their_own(
             logits.append(engine.step(span, rows, None))
         found.append(torch.cat(logits))
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
-    assert tapes.replays >= 7
+    assert tapes.replays >= 7 or architecture in UNRECORDED
 
 
 @pytest.mark.parametrize("sessions", usually([1, 8], [2]))
