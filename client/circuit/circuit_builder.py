@@ -32,7 +32,6 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
-from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
 REQUEST_BYTES = 64
@@ -326,7 +325,7 @@ class CircuitBuilder:
             self.connection.probes.record_answer(link.peer_id)
         held = await wait_ready(asked, leases, deadline_s, report)
         report_codec(asked, self.spec, report)
-        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
+        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, asked.begins_at(held))
 
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
