@@ -90,6 +90,11 @@ class Backend(Protocol):
         ...
 
 
+def scores_prompts(engine: StageEngine) -> bool:
+    """Whether it gives `Rows.scores` the log-probabilities of prompts: those that have a device of their own do."""
+    return isinstance(engine, Engine)
+
+
 class DeviceBackend:
     """Computes a model that this machine can load."""
 

@@ -188,6 +188,8 @@ class Engine:
         bitwise = not self._unfinished and route[0].exact
         given = hidden
         hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
+        if span.stop == self.spec.layers:
+            _score(route[-1], rows, hidden)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
         self._accepted.keep(rows, given)
@@ -287,6 +289,8 @@ class Engine:
             slice_.hidden, slice_.layer = hidden, stop
             return (), None
         done, ends = slice_.finishing(hidden), span.stop == self.spec.layers
+        if ends:
+            _score(self._stages.route(span)[-1], rows, hidden)
         result = None
         if done and ends:
             rows = [replace(step.row, count=1) for step, _ in done]
@@ -309,6 +313,16 @@ def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None
     if decoding is None or decoding.recorder is None:
         return None
     return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
+
+
+def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:
+    """Gives those that score their prompts the log-probabilities of what comes behind their rows, before these count.
+    `hidden` is [1, sum of counts, hidden]."""
+    first = 0
+    for row in rows:
+        if row.scores is not None:
+            row.scores.score(row.cache.length, hidden[:, first : first + row.count], tail.logits)
+        first += row.count
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:
