@@ -33,7 +33,6 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
-from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
 PATIENCE_S = 2.0

@@ -1,7 +1,7 @@
 """Reservation of a route: leases of all hops or of none, and waiting until each is ready."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import Route
 from molink.routing.cost.encodings import encodings_of_circuit
+from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
 REQUEST_BYTES = 64
@@ -67,6 +68,13 @@ class ReservationRequest:
     peers: Mapping[str, PeerView]
     history_tokens: int
     """Of the sequence so far, of which at least the last one is stepped."""
+
+    def begins_at(self, held: Sequence[tuple[int, int]]) -> int:
+        """Returns the position from which on the sequence is stepped, where hops hold so much of it: 0 where
+        log-probabilities of the prompt have yet to come."""
+        told = self.descriptor
+        scores = told.sampling.HasField("prompt_logprobs") and self.history_tokens == told.prompt_tokens
+        return 0 if scores else common_position(held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ token the running epoch ends, and the next one begins behind it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import replace
 
 from molink.client.circuit import circuit_core as core
@@ -70,9 +70,9 @@ class ClientSession:
         self._kept = KeptLeases[pb.SessionDescriptor](_again=asked.begins_on)
 
     @property
-    def prompt_tokens(self) -> int:
-        """As many as were asked to go on from."""
-        return self._template.prompt_tokens
+    def prompt(self) -> Sequence[int]:
+        """The token ids that were asked to go on from."""
+        return self._tokens.history[: self._template.prompt_tokens]
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
         """Yields every new token in order; ends after the one whose `finish` is set.
