@@ -7,6 +7,7 @@ import torch
 
 from molink.shards.batching.decode import PagedSpan
 from molink.shards.errors import in_one_line
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.spec import Span, missing_spans
 
 _log = logging.getLogger(__name__)
@@ -15,8 +16,12 @@ _log = logging.getLogger(__name__)
 class PagedSpans:
     """Owner of the spans on which the sessions of a step attend together. Used from the engine's thread."""
 
-    def __init__(self, opened: Callable[[Span], PagedSpan | None]) -> None:
-        """`opened` makes one; None where the span's layers attend in another way. Raises whatever goes wrong."""
+    def __init__(
+        self, opened: Callable[[Span], PagedSpan | None], drawing: RecordedDrawing | None = None
+    ) -> None:
+        """`opened` makes one; None where the span's layers attend in another way. Raises whatever goes wrong. `drawing`
+        is what follows the last layer."""
+        self.drawing = drawing
         self._opened = opened
         self._spans: dict[Span, PagedSpan | None] = {}
         self._unrecorded: list[Span] = []
