@@ -20,6 +20,8 @@ ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 PENALTIES, GRAMMARS = "penalties", "grammars"
 """What a circuit's tail may be able to do where it draws tokens: heed what has been in the sequence (penalties), and
 mask what a grammar forbids."""
+PROMPT_LOGPROBS = "prompt_logprobs"
+"""What a tail may be able to do beside these, and then can with penalties: tell the log-probabilities of the prompt."""
 GUESSES = "guesses"
 """What a hop may be able to do, announced with these: compute guesses beside a decode step's token, and go back."""
 
@@ -31,6 +33,8 @@ KV_BLOCK_TOKENS = 16
 
 STATES_KEPT = 2
 """Of each session, where layers keep states: those behind its latest step, and those before it."""
+MOST_PROMPT_LOGPROBS_BYTES = 512 * 1024
+"""Of one prompt: they travel in one message, as decode does."""
 MAX_STEP_TOKENS = 512
 """New tokens of one session in one step, at most: layers with a window keep room for so many beside it."""
 
@@ -249,6 +253,9 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no log-probabilities. n: the chosen token's and those of the n most likely, 0 to 20. They are of the logits
     with logit_bias, before penalties, masks and all that follows."""
+    prompt_logprobs: int | None = None
+    """None: none of the prompt. n: log-probabilities of the prompt's tokens from the second one on, each with those of
+    the n most likely at its place, 0 to 20; of the model's own logits. Not with a grammar."""
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     """(token id, added to its logit) pairs, at most 300."""
     frequency_penalty: float = 0.0
@@ -289,6 +296,12 @@ class SamplingParams:
                 "None or a whole number from 0 to 20",
             ),
             (
+                "prompt_logprobs",
+                self.prompt_logprobs is None
+                or (_is_whole(self.prompt_logprobs, 0, 20) and self.grammar is None),
+                "None or, without a grammar, a whole number from 0 to 20",
+            ),
+            (
                 "logit_bias",
                 _are(self.logit_bias, 300, _is_bias),
                 "at most 300 pairs of a token id and a number from -100 to 100",
@@ -322,6 +335,16 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether a draw depends on how often tokens were before it."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def needs_sequence(self) -> bool:
+        """Whether a tail has to know the tokens before those that it draws."""
+        return self.has_penalties or self.grammar is not None or self.prompt_logprobs is not None
+
+
+def prompt_logprobs_bytes(prompt_tokens: int, likeliest: int) -> int:
+    """The bytes of a prompt's log-probabilities on the wire, with so many of the likeliest tokens at each place."""
+    return (prompt_tokens - 1) * (4 + 8 * likeliest)
 
 
 def _is_whole(value: object, least: int, most: int = 2**31 - 1) -> bool:

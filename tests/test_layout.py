@@ -27,6 +27,7 @@ SMALL_FOR_A_REASON = {
     "client/gateway/accounts/migrations/env.py": "alembic looks for it by this name",
     "client/gateway/accounts/migrations/versions/v0004_nodes.py": "a revision changes what it has to",
     "client/gateway/accounts/migrations/versions/v0005_kept_responses.py": "a revision changes what it has to",
+    "client/gateway/accounts/migrations/versions/v0006_circuit_leases.py": "a revision changes what it has to",
     "dht/errors.py": "everybody may import it, and nothing else with it",
     "peer/scheduling/prompt_order.py": "one rule, with its source",
     "routing/placement/neighbourhood.py": "one rule, with its source",
@@ -41,7 +42,7 @@ SMALL_FOR_A_REASON = {
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
-    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
+    "SimulatedCircuit", "Accounts", "Job", "Instance", "Generation", "ResponseRequest",
     "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
     "CostModel", "EndedSession", "ServiceDocument",
 }  # fmt: skip

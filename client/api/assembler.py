@@ -1,14 +1,16 @@
 """Generation assembler: text from the tokens of a session, piece by piece as it becomes certain, then the whole."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from molink.client.api.generation import (
     CircuitReport,
     FinishReason,
     Generation,
     Hop,
+    PromptToken,
     Recovery,
     TextPiece,
     TokenLogprob,
@@ -17,6 +19,7 @@ from molink.client.circuit.session import ClientSession
 from molink.client.epochs.session_log import SessionLog
 from molink.client.text.tool_calls import ToolCall, ToolCallStream
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.prompt_logprobs import unpacked
 from molink.routing.routes.route import RouteHop
 from molink.shards.spec import SamplingParams
 from molink.shards.text.text_stream import StopMatcher, TextStream
@@ -30,7 +33,7 @@ class GenerationAssembler:
         self,
         tokenizer: Tokenizer,
         params: SamplingParams,
-        prompt_tokens: int,
+        prompt: Sequence[int],
         calls: ToolCallStream | None = None,
     ) -> None:
         """`calls` finds calls of tools in the text; None: it has none."""
@@ -41,13 +44,16 @@ class GenerationAssembler:
         self._calls = calls
         self._called: list[ToolCall] = []
         self._stops = StopMatcher(params.stop)
-        self._prompt_tokens = prompt_tokens
+        self._prompt = prompt
+        self._scores_prompt = params.prompt_logprobs is not None
         self._out: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[PromptToken, ...] = ()
 
     def push(self, token: pb.Token) -> TextPiece:
         """The piece that the token adds. Its `finish_reason` is set if the generation ends here."""
+        scored = () if self._token_ids else self._scored_prompt(token)
         self._token_ids.append(token.token_id)
         text = self._stops.push(self._text.push(token.token_id))
         logprobs = self._logprob(token)
@@ -60,7 +66,7 @@ class GenerationAssembler:
         text, calls = self._split(text, ended=finish is not None)
         self._out.append(text)
         self._called.extend(calls)
-        return TextPiece(text, (token.token_id,), logprobs, finish, tool_calls=calls)
+        return TextPiece(text, (token.token_id,), logprobs, finish, tool_calls=calls, prompt_logprobs=scored)
 
     def _split(self, text: str, *, ended: bool) -> tuple[str, tuple[ToolCall, ...]]:
         if self._calls is None:
@@ -77,13 +83,14 @@ class GenerationAssembler:
         return Generation(
             text="".join(self._out),
             token_ids=tuple(self._token_ids),
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=len(self._prompt),
             finish_reason=last.finish_reason or "length",
             ttft_s=first_s - started_s,
             tpot_s=(last_s - first_s) / max(1, len(log.arrived_s) - 1),
             circuit=circuit_report(log),
             epochs=log.epochs,
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
             recoveries=recoveries_of(log),
             cached_tokens=log.cached_tokens,
             stop_string=self._stops.matched,
@@ -97,6 +104,21 @@ class GenerationAssembler:
         if self._stops.matched is not None or token.finish == pb.STOP:
             return "stop"
         return "length" if token.finish == pb.LENGTH else None
+
+    def _scored_prompt(self, first: pb.Token) -> tuple[PromptToken, ...]:
+        """The prompt's tokens with the log-probabilities that came with the first token behind it."""
+        if not self._scores_prompt:
+            return ()
+        prompt = self._prompt
+        told = unpacked(first.prompt_logprobs, len(prompt))
+        text_of = lru_cache(maxsize=None)(self._tokenizer.token_text)
+        ids, top = told.likeliest_ids.tolist(), told.likeliest.tolist()
+        scored = [PromptToken(text_of(prompt[0]), prompt[0], None)]
+        for at, (token_id, logprob) in enumerate(zip(prompt[1:], told.logprobs.tolist(), strict=True)):
+            best = tuple((text_of(one), value) for one, value in zip(ids[at], top[at], strict=True))
+            scored.append(PromptToken(text_of(token_id), token_id, logprob, best))
+        self._prompt_logprobs = tuple(scored)
+        return self._prompt_logprobs
 
     def _logprob(self, token: pb.Token) -> tuple[TokenLogprob, ...]:
         if not token.HasField("logprob"):
@@ -113,7 +135,7 @@ async def assemble(
     calls: ToolCallStream | None = None,
 ) -> AsyncGenerator[TextPiece, None]:
     """The session's pieces; the last one carries the whole generation."""
-    assembly = GenerationAssembler(tokenizer, params, session.prompt_tokens, calls)
+    assembly = GenerationAssembler(tokenizer, params, session.prompt, calls)
     started_s = asyncio.get_running_loop().time()
     tokens = session.tokens(timeout_s)
     try:

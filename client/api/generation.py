@@ -58,6 +58,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of a prompt with its log-probability, and those of the most likely tokens at its place."""
+
+    token: str
+    token_id: int
+    logprob: float | None
+    """Given the tokens before it; None for the first one, before which there are none."""
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One finished generation."""
 
@@ -76,6 +87,8 @@ class Generation:
     epochs: int = 1
     """Circuits that it took: 1, and one more for each failover."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[PromptToken, ...] = ()
+    """All of the prompt's tokens, where `prompt_logprobs` was asked for."""
     recoveries: tuple[Recovery, ...] = ()
     """One for each loss of a hop that tokens came after, in order."""
     cached_tokens: int = 0
@@ -108,6 +121,8 @@ class TextPiece:
     generation: Generation | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls that are complete with this piece."""
+    prompt_logprobs: tuple[PromptToken, ...] = ()
+    """With the first piece, as `Generation.prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class GenerationTrace:
             self._span.record("decode", self._ns(first_s), self._ns(last_s), self._hops(log))
         self._span.end(
             {
-                "gen_ai.usage.input_tokens": self._session.prompt_tokens,
+                "gen_ai.usage.input_tokens": len(self._session.prompt),
                 "gen_ai.usage.output_tokens": len(log.arrived_s),
                 "molink.cached_tokens": log.cached_tokens,
                 "molink.epochs": log.epochs,

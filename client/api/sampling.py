@@ -32,6 +32,7 @@ class Sampling(SpeedHints, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     logit_bias: Sequence[tuple[int, float]]
     frequency_penalty: float
     presence_penalty: float

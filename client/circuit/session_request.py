@@ -10,7 +10,15 @@ from molink.client.errors import InvalidRequest
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
-from molink.shards.spec import GRAMMARS, PENALTIES, ModelSpec, SamplingParams
+from molink.shards.spec import (
+    GRAMMARS,
+    MOST_PROMPT_LOGPROBS_BYTES,
+    PENALTIES,
+    PROMPT_LOGPROBS,
+    ModelSpec,
+    SamplingParams,
+    prompt_logprobs_bytes,
+)
 
 GUESS_SCOPE: ContextVar[bytes] = ContextVar("GUESS_SCOPE", default=b"")
 """Generations of one scope are guessed from each other: a client that asks for several users sets each user's own, of
@@ -67,6 +75,7 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
     prompt, params = asked.prompt, asked.params
     capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
     _require_sendable(asked, capacity, spec)
+    _require_scorable(asked)
     return pb.SessionDescriptor(
         session=secrets.token_bytes(16),
         epoch=0,
@@ -97,15 +106,17 @@ def start_of(
 
 
 def needs_history(sampling: pb.Sampling) -> bool:
-    """Returns whether what is drawn depends on the tokens before."""
+    """Returns whether a tail has to know the tokens before those that it draws."""
     penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty
-    return bool(penalties) or sampling.HasField("grammar")
+    return bool(penalties) or sampling.HasField("grammar") or sampling.HasField("prompt_logprobs")
 
 
 def needed_ability(sampling: pb.Sampling) -> str:
     """Returns what the tail has to announce for a session to be drawn as asked; empty: nothing."""
     if sampling.HasField("grammar"):
         return GRAMMARS
+    if sampling.HasField("prompt_logprobs"):
+        return PROMPT_LOGPROBS
     return PENALTIES if needs_history(sampling) or sampling.min_p or sampling.min_tokens else ""
 
 
@@ -130,6 +141,17 @@ def _require_sendable(asked: SessionRequest, capacity: int, spec: ModelSpec) -> 
         )
 
 
+def _require_scorable(asked: SessionRequest) -> None:
+    """The log-probabilities of a prompt come in one message."""
+    likeliest, tokens = asked.params.prompt_logprobs, len(asked.prompt)
+    if likeliest is not None and prompt_logprobs_bytes(tokens, likeliest) > MOST_PROMPT_LOGPROBS_BYTES:
+        raise InvalidRequest(
+            f"log-probabilities of {tokens} prompt tokens, with {likeliest} of the likeliest at each place, take more "
+            f"than {MOST_PROMPT_LOGPROBS_BYTES} bytes: ask for fewer of the likeliest, or shorten the prompt",
+            "prompt_logprobs",
+        )
+
+
 def _sampling(spec: ModelSpec, params: SamplingParams) -> pb.Sampling:
     stop_ids = params.stop_token_ids if params.ignore_eos else (*spec.stop_token_ids, *params.stop_token_ids)
     return pb.Sampling(
@@ -140,6 +162,7 @@ def _sampling(spec: ModelSpec, params: SamplingParams) -> pb.Sampling:
         seed=params.seed if params.seed is not None else secrets.randbits(64),
         stop_token_ids=sorted(set(stop_ids)),
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
         logit_bias=dict(params.logit_bias),
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,

@@ -8,7 +8,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.prompt_logprobs import unpacked
 from molink.shards.spec import MOST_GUESSED_TOKENS, ModelSpec
 
 MOST_OUT_OF_PLACE = 16
@@ -36,6 +39,10 @@ class TokenRules:
     """How many of the likeliest tokens each has beside it; None: no log-probabilities."""
     first_stop: int = 0
     """The position before which no token ends the generation."""
+    prompt_tokens: int = 0
+    prompt_logprobs: int | None = None
+    """How many of the likeliest tokens each place of the prompt has, told with the first token behind it; None: no
+    log-probabilities of the prompt."""
 
     @classmethod
     def of(cls, descriptor: pb.SessionDescriptor, spec: ModelSpec) -> Self:
@@ -47,6 +54,8 @@ class TokenRules:
             vocabulary=spec.vocabulary_size,
             stop_ids=frozenset(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            prompt_tokens=descriptor.prompt_tokens,
+            prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
             first_stop=0 if sampling.HasField("grammar") else descriptor.prompt_tokens + sampling.min_tokens,
         )
 
@@ -63,6 +72,7 @@ class TokenRules:
         if token.guessed > MOST_GUESSED_TOKENS:
             raise HeadAtFault(f"it says that {token.guessed} tokens were guessed in one step")
         self._check_logprobs(token)
+        self._check_prompt_logprobs(token)
 
     def _finish(self, token: pb.Token) -> int:
         if token.token_id in self.stop_ids:
@@ -79,6 +89,26 @@ class TokenRules:
             raise HeadAtFault(f"it sent a log-probability of {token.logprob}")
         if any(one.token_id >= self.vocabulary or not one.logprob <= ROUNDING for one in token.top):
             raise HeadAtFault("it sent likeliest tokens that cannot be")
+
+    def _check_prompt_logprobs(self, token: pb.Token) -> None:
+        likeliest, content = self.prompt_logprobs, token.prompt_logprobs
+        if likeliest is None or token.position != self.prompt_tokens:
+            if content:
+                raise HeadAtFault("it sent log-probabilities of the prompt that were not asked for")
+            return
+        try:
+            found = unpacked(content, self.prompt_tokens, min(likeliest, self.vocabulary))
+        except ValueError as error:
+            raise HeadAtFault(str(error)) from error
+        logprobs = found.logprobs
+        if not (
+            np.isfinite(logprobs).all()
+            and (logprobs <= ROUNDING).all()
+            and (found.likeliest <= ROUNDING).all()
+        ):
+            raise HeadAtFault("it sent log-probabilities of the prompt that cannot be")
+        if (found.likeliest_ids >= self.vocabulary).any():
+            raise HeadAtFault("it sent likeliest tokens of the prompt that cannot be")
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from molink.client.gateway.apis.kept_responses import KeptResponses, continued
 from molink.client.gateway.apis.message_answers import MessageAnswer
 from molink.client.gateway.apis.messages import MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
-from molink.client.gateway.apis.openai_answers import ChatAnswer, CompletionAnswer
+from molink.client.gateway.apis.openai_answers import ChatAnswer, CompletionAnswer, Echoes
 from molink.client.gateway.apis.response_answers import ResponseAnswer
 from molink.client.gateway.apis.responses import ResponseRequest
 from molink.client.gateway.error_handlers import ApiError, failure_of
@@ -97,7 +97,8 @@ class Gateway:
             if isinstance(prompt, str):
                 require_possible(len(prompt.encode(errors="replace")), swarm.model, "prompt")
         jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
-        echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
+        texts = [_text_of(swarm, prompt) if body.echo else "" for prompt, _ in jobs]
+        echoes = Echoes(texts, body.scores_prompt, alone=body.max_tokens == 0)
         answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
         shared = [_shared_prompt(body.choices, len(prompt)) for prompt in prompts]
         streams = [
@@ -333,6 +334,11 @@ def _chat_choices(
         for one in params
     ]
     return Choices(streams)
+
+
+def _text_of(swarm: ServingSwarm, prompt: str | Sequence[int]) -> str:
+    """Raises InvalidRequest where an id is none of the model's."""
+    return prompt if isinstance(prompt, str) else swarm.detokenize(prompt)
 
 
 def _shared_prompt(choices: int, size: int) -> SharedPrompt | None:

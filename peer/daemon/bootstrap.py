@@ -75,7 +75,7 @@ from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import GRAMMARS, GUESSES, PENALTIES, Span
+from molink.shards.spec import GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
 from molink.tracing import open_traces
@@ -167,13 +167,14 @@ class Bootstrap:
         self._metrics.traces = None if traces is None else HopTraces(traces)
         if grammars_are_available() and spec.stop_token_ids:
             masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
+        offered = OfferedCompute(
+            computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
+        )
         serving = await stack.enter_async_context(
             DataPlane(
                 identity,
                 Credentials(identity.peer_id, certificate, swarm_key),
-                OfferedCompute(
-                    computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
-                ),
+                offered,
                 self._metrics,
                 self._changed.set,
                 self._data_plane_settings(computing, leases),
@@ -204,7 +205,7 @@ class Bootstrap:
                 terms.partner_peer_id,
                 settings.options.roles == "pairs",
                 settings.options.region or "",
-                (PENALTIES, GUESSES) if masked is None else (PENALTIES, GUESSES, GRAMMARS),
+                (PENALTIES, GUESSES, *offered.tail_abilities),
                 () if self._guesses is None else self._guesses.announced,
             ),
         )

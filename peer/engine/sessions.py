@@ -22,7 +22,14 @@ from molink.routing.routes.copy_forms import CopyForm, form_of
 from molink.shards.grammar import Grammar
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
-from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
+from molink.shards.spec import (
+    KV_BLOCK_TOKENS,
+    MOST_PROMPT_LOGPROBS_BYTES,
+    ModelSpec,
+    SamplingParams,
+    Span,
+    prompt_logprobs_bytes,
+)
 from molink.tracing import TraceContext
 
 MAX_HOPS = 256
@@ -118,8 +125,9 @@ class ServedSession(HopSession):
         """What its cache was computed from; None where no copies are made."""
         self.drawing: TailDrawing | None = None
         """At the tail: what draws depend on beside the logits; None: nothing."""
-        if self.is_tail and (plan.params.has_penalties or plan.params.grammar is not None):
-            self.drawing, self.progress.draws_to = TailDrawing(plan.params, plan.prompt_tokens), 0
+        if self.is_tail and plan.params.needs_sequence:
+            self.drawing = TailDrawing(plan.params, plan.prompt_tokens, plan.vocabulary)
+            self.progress.draws_to, self.progress.scores = 0, plan.params.prompt_logprobs is not None
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 
@@ -209,6 +217,10 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
             f"{descriptor.prompt_tokens} prompt tokens and {descriptor.capacity_tokens} in all do not fit "
             f"the model's context of {spec.context_length}"
         )
+    sampling = descriptor.sampling
+    told_bytes = prompt_logprobs_bytes(descriptor.prompt_tokens, sampling.prompt_logprobs)
+    if sampling.HasField("prompt_logprobs") and told_bytes > MOST_PROMPT_LOGPROBS_BYTES:
+        raise ProtocolError(f"log-probabilities of {descriptor.prompt_tokens} prompt tokens are too many")
     hops = _read_hops(descriptor, spec)
     announced = [hop.facts.activation_codecs for hop in hops]
     encodings = encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced)
@@ -371,6 +383,7 @@ def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
             min_p=sampling.min_p,
             min_tokens=sampling.min_tokens,
             grammar=_read_grammar(sampling),
+            prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         )
     except ValueError as error:
         raise ProtocolError(f"sampling: {error}") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from molink.peer.compute.backend import SlicingEngine
 from molink.peer.engine.sessions import ServedSession
-from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, StepPayload, drawn
+from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, StepPayload, drawn, scores_of
 from molink.peer.hop.layered_prefill import PrefillSlice
 from molink.shards.batching import partial_step
 from molink.shards.batching.partial_step import PartialStep, Rows, join_slice_batches
@@ -110,7 +110,7 @@ class SliceExecutor:
         if payload.partial is None:
             if cache.length != part.position:
                 self._engine.begin_behind(cache, part.position)
-            rows = Rows(cache, part.tokens, payload.token_ids, part.draws)
+            rows = Rows(cache, part.tokens, payload.token_ids, part.draws, scores=scores_of(part))
             payload.partial = self._engine.begin_partial(part.span, rows, payload.hidden)
         return True
 

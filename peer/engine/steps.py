@@ -7,7 +7,7 @@ without it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -23,8 +23,9 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.partial_step import PartialStep
+from molink.shards.sampling.prompt_scores import PromptScores
 from molink.shards.sampling.sample_request import SampleRequest
-from molink.shards.sampling.sampling import Sampled, sample_each
+from molink.shards.sampling.sampling import Outcome, Sampled, sample_each
 from molink.shards.sampling.token_history import SeenTokens
 from molink.shards.spec import ModelSpec, Span
 
@@ -45,6 +46,9 @@ class StepPayload:
     """At the tail: what it knows of the step's guesses, and of what depends on them. The engine's thread sets it."""
     expected: tuple[int, ...] = ()
     """At the head: what its tail says that probably comes behind."""
+    prompt_logprobs: bytes = b""
+    """At the tail, with the first token behind a prompt whose log-probabilities are wanted. The engine's thread sets
+    it."""
     partial: PartialStep | None = None
     """What the engine has of it, where it is computed in slices. The engine's thread sets it."""
 
@@ -129,26 +133,45 @@ def drawn(
         engine.to_host(())
     positions = [one.session.cache.length - one.guesses for one in asked if one.session.cache]
     if isinstance(result, torch.Tensor):
-        requests = [
-            request for one, at in zip(asked, positions, strict=True) for request in _requests(one, at)
-        ]
-        drawn_rows = iter(sample_each(result, requests))
+        pairs = zip(asked, positions, strict=True)
+        requests = [request for one, at in pairs for request in _requests(one, at)]
+        drawn_rows = iter(sample_each(result, requests, recorded=engine.recorded_drawing))
     else:
         drawn_rows = iter(result)
     sampled: list[tuple[Sampled, ...]] = []
     failures: dict[int, StepFailure] = {}
-    for one in asked:
-        outcomes = [*islice(drawn_rows, one.draws)]
-        sound = tuple(takewhile(lambda outcome: isinstance(outcome, Sampled), outcomes))
-        if sound:
-            sampled.append(sound)  # type: ignore[arg-type] # each is `Sampled`
-        elif isinstance(outcomes[0], Exception):
-            failures[id(one)] = StepFailure(one, outcomes[0])
+    for one, at in zip(asked, positions, strict=True):
+        found = _drawn_of(one, at, [*islice(drawn_rows, one.draws)])
+        if isinstance(found, Exception):
+            failures[id(one)] = StepFailure(one, found)
+        else:
+            sampled.append(found)
     if failures:
         inputs = tuple(one for one in inputs if id(one) not in failures)
         positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failures]
     failed = tuple(failures.values())
     return StepOutput(inputs, None, tuple(sampled), tuple(positions), started_s, 0.0, None, failed)
+
+
+def _drawn_of(one: StepInput, position: int, outcomes: Sequence[Outcome]) -> tuple[Sampled, ...] | Exception:
+    """The tokens that a session's step gives from that position on, as far as they are sound, or why there are none."""
+    try:
+        if one.session.drawing is not None:
+            one.payload.prompt_logprobs = one.session.drawing.prompt_logprobs(position)
+    except ValueError as error:
+        return error
+    sound: list[Sampled] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            return tuple(sound) or outcome
+        sound.append(outcome)
+    return tuple(sound)
+
+
+def scores_of(one: StepInput) -> PromptScores | None:
+    """What takes the log-probabilities of the prompt's tokens; None: nobody wants them of this step."""
+    drawing = one.session.drawing
+    return drawing.scores() if drawing is not None and one.prefill else None
 
 
 def _begun(
@@ -199,6 +222,7 @@ def _step(
             one.payload.token_ids,
             one.draws,
             _requests(one, cache.length + one.tokens - one.guesses) if one.draws else (),
+            scores_of(one),
         )
         for one in inputs
         if (cache := one.session.cache) is not None
@@ -347,6 +371,7 @@ def trip_messages(
         if not goes_on or tokens[-1].finish != pb.NOT_FINISHED:
             break
     tokens[0].guessed = one.guesses
+    tokens[0].prompt_logprobs = one.payload.prompt_logprobs
     return tokens
 
 

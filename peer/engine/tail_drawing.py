@@ -7,6 +7,8 @@ drawn; from there on the tail knows what it has drawn itself.
 from collections.abc import Sequence
 
 from molink.peer.masks.mask_worker import GrammarState, NextMask
+from molink.peer.wire.protocol.prompt_logprobs import PromptLogprobs
+from molink.shards.sampling.prompt_scores import PromptScores
 from molink.shards.sampling.token_history import SeenTokens, TokenHistory
 from molink.shards.spec import SamplingParams
 
@@ -15,12 +17,15 @@ class TailDrawing:
     """Owner of one session's history at its tail. The event loop tells it what is known; the engine's thread reads it
     while a step of the session is computed, and nothing is told then."""
 
-    def __init__(self, params: SamplingParams, prompt_tokens: int) -> None:
+    def __init__(self, params: SamplingParams, prompt_tokens: int, vocabulary: int) -> None:
         self._has_penalties = params.has_penalties
         self._prompt_tokens = prompt_tokens
         self._history = TokenHistory(prompt_tokens)
         self.grammar = None if params.grammar is None else GrammarState(params.grammar)
         """None: there is none."""
+        self._scores: PromptScores | None = None
+        if params.prompt_logprobs is not None:
+            self._scores = PromptScores(prompt_tokens, params.prompt_logprobs, vocabulary)
 
     @property
     def known(self) -> int:
@@ -31,6 +36,22 @@ class TailDrawing:
     def is_prompt_known(self) -> bool:
         """Whether all of the prompt is."""
         return self.known >= self._prompt_tokens
+
+    def scores(self) -> PromptScores | None:
+        """What takes the log-probabilities of the prompt, of which so much is known; None: nobody wants them."""
+        scores = self._scores
+        if scores is not None and len(scores.token_ids) < self._prompt_tokens:
+            scores.token_ids = self._history.behind(0)[: self._prompt_tokens]
+        return scores
+
+    def prompt_logprobs(self, position: int) -> bytes:
+        """Log-probabilities of the prompt as they go with the token that is drawn for that position: with the first
+        behind it, where they are wanted. Raises ValueError where some have not been found."""
+        if self._scores is None or position != self._prompt_tokens:
+            return b""
+        found = self._scores.found()
+        likeliest = found.shape[1] // 2
+        return PromptLogprobs(found[:, 0], found[:, 1 : 1 + likeliest], found[:, 1 + likeliest :]).packed()
 
     def learn(self, position: int, token_ids: Sequence[int]) -> bool:
         """The sequence has these tokens from that position on; whether more is known by that. What leaves a gap, or is

@@ -182,9 +182,9 @@ class HopCore(Generic[Session, Payload]):
             self._pump(now_s)
 
     def _on_draws_allowed(self, event: events.DrawsAllowed[Session], now_s: float) -> None:
-        if (rows := event.session.progress.allow_draws(event.position)) is not None:
-            self._add(rows, now_s)
-            self._pump(now_s)
+        for pending in event.session.progress.allow_draws(event.position):
+            self._queue(pending)
+        self._pump(now_s)
 
     def _on_rows(self, event: events.RowsArrived[Session, Payload], now_s: float) -> None:
         for one in event.rows:
@@ -337,30 +337,31 @@ class HopCore(Generic[Session, Payload]):
     def _add(self, rows: ArrivedRows[Session, Payload], now_s: float) -> None:
         """Queues a step, if it is the one that comes next and keeps to what was agreed on."""
         session, step, tokens, draws, prefill, position, payload = rows
-        progress, settings = session.progress, self._settings
+        progress, settings, due = session.progress, self._settings, session.prefill
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
-        if draws and position + tokens - draws >= progress.draws_to and session.is_tail:
-            progress.waiting_draw = rows
-            return
         fault = fault_of_guesses(tokens, draws, prefill=prefill)
         fault = fault or settings.fault_of_step(session, step, position, tokens, prefill=prefill)
         if fault is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)
             return
-        due = session.prefill
         if prefill and step == 0 and settings.uses_deadlines:
             due.due_s = due_of_prompt(session, position, tokens, now_s)
         pending = HopStep(
             session, step, session.span, tokens, now_s, prefill, due.due_s, position, tokens,
             draws=draws, payload=payload,
         )  # fmt: skip
-        if not self._turns.add(pending):
-            self._fail(session, settings.peer_id, "busy", "more steps wait here than this peer takes")
+        progress.next_step, progress.least_position, progress.end = step + 1, position, position + tokens
+        if session.is_tail and progress.must_wait(position, tokens, draws):
+            progress.waiting.append(pending)
+        else:
+            self._queue(pending)
+
+    def _queue(self, step: HopStep[Session, Payload]) -> None:
+        """The engine is to have the step; a session whose step has no room has ended."""
+        if self._turns.add(step):
             return
-        progress.next_step = step + 1
-        progress.least_position = position
-        progress.end = position + tokens
+        self._fail(step.session, self._settings.peer_id, "busy", "more steps wait here than this peer takes")
 
     def _forward(self, event: events.BatchComputed[Session, Payload]) -> None:
         """To each next hop its rows in order. Where prompts go as they are due, long ones have a frame each, and what
@@ -391,7 +392,8 @@ class HopCore(Generic[Session, Payload]):
         self._head.end_session(session)
         if self._turns.end_session(session):
             self._effects.append(events.DropSlice())
-        prefill, session.progress.waiting_draw = session.prefill, None
+        prefill = session.prefill
+        session.progress.waiting.clear()
         prefill.chunks.clear()
         prefill.payload_of = session.decoding = None
         if prefill.held_frames and self._settings.uses_deadlines:

@@ -125,13 +125,24 @@ class HopProgress:
     """At the head: whether the next token is the last of this epoch, unless guesses are on their way with it."""
     draws_to: float = math.inf
     """At the tail: the position up to which tokens can be drawn; the step that would draw one beyond it waits."""
-    waiting_draw: Any = None
-    """At the tail: the rows of that step (`ArrivedRows`)."""
+    scores: bool = False
+    """At the tail: whether all of the prompt's rows are scored, for which the token behind each has to be known."""
+    waiting: deque[Any] = field(default_factory=deque)
+    """At the tail: such steps (`HopStep`), in order."""
 
-    def allow_draws(self, position: int) -> Any:  # noqa: ANN401 - as `waiting_draw`
-        """Tokens can be drawn up to there: the rows that waited for that, if there are some."""
-        rows, self.draws_to, self.waiting_draw = self.waiting_draw, position, None
-        return rows
+    def must_wait(self, position: int, tokens: int, draws: int) -> bool:
+        """Whether a step of so many tokens from that position on waits until more of the sequence is known."""
+        return bool(draws or self.scores) and position + tokens - draws >= self.draws_to
+
+    def allow_draws(self, position: int) -> list[Any]:
+        """Tokens can be drawn up to there: the steps that waited for that, in order."""
+        self.draws_to, allowed = position, []
+        while self.waiting:
+            step = self.waiting[0]
+            if self.must_wait(step.position, step.tokens, step.draws):
+                break
+            allowed.append(self.waiting.popleft())
+        return allowed
 
     def may_begin_at(self, position: int) -> bool:
         """Whether the next step may: nowhere with a gap before it, and within an epoch never further back than in the

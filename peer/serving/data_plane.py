@@ -10,7 +10,7 @@ from typing import Self
 
 from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
-from molink.peer.compute.backend import Backend, SlicingEngine
+from molink.peer.compute.backend import Backend, SlicingEngine, scores_prompts
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.idle_engine import IdleEngine
@@ -50,6 +50,7 @@ from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
+from molink.shards.spec import GRAMMARS, PROMPT_LOGPROBS
 
 
 def _unwrapped(handler: LinkHandler) -> LinkHandler:
@@ -115,6 +116,13 @@ class OfferedCompute:
     guesses: GuessesOf | None = None
     """Who guesses the tokens of sessions whose head is here; None: nobody."""
 
+    @property
+    def tail_abilities(self) -> tuple[str, ...]:
+        """What it can do as a tail beside what every peer of this version can."""
+        return *([PROMPT_LOGPROBS] if scores_prompts(self.backend.engine) else ()), *(
+            [] if self.masked is None else [GRAMMARS]
+        )
+
 
 class DataPlane:
     """One peer's data plane: serves sessions of a model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
@@ -142,7 +150,7 @@ class DataPlane:
             compute.artifacts,
             settings.activation_codecs,
             swarm.is_announced,
-            masks=compute.masked is not None,
+            abilities=frozenset(compute.tail_abilities),
         )
         self.handler = settings.wrap(service)
         self._engine_thread = EngineThread()

@@ -17,7 +17,7 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import GRAMMARS, PROMPT_LOGPROBS, ModelSpec
 
 MAX_WAIT_S = 5.0
 MOST_GRAMMARS = 64
@@ -36,13 +36,13 @@ class PeerService:
         activation_codecs: tuple[str, ...],
         is_announced: Callable[[str], bool] = lambda _: False,
         *,
-        masks: bool = False,
+        abilities: frozenset[str] = frozenset(),
     ) -> None:
-        """`is_announced`: whether an identity has announced itself to the swarm. `masks`: whether this peer draws by
-        grammars."""
+        """`is_announced`: whether an identity has announced itself to the swarm. `abilities`: those of GRAMMARS and
+        PROMPT_LOGPROBS that this peer has."""
         self._spec = spec
         self._encodings = (spec.dtype, *activation_codecs)
-        self._masks = masks
+        self._abilities = abilities
         self._sessions = sessions
         self._artifacts = artifacts
         self._stepper: Stepper | None = None
@@ -153,11 +153,15 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
-    def _require_masks(self, plan: SessionPlan, hop: int) -> None:
-        """Only a tail needs to understand the grammar."""
-        if plan.params.grammar is None or hop != len(plan.hops) - 1:
+    def _require_abilities(self, plan: SessionPlan, hop: int) -> None:
+        """Only a tail needs to understand the grammar, and to score the prompt."""
+        if hop != len(plan.hops) - 1:
             return
-        if not self._masks:
+        if plan.params.prompt_logprobs is not None and PROMPT_LOGPROBS not in self._abilities:
+            raise RequestRefused("ability", "this peer tells no log-probabilities of prompts")
+        if plan.params.grammar is None:
+            return
+        if GRAMMARS not in self._abilities:
             raise RequestRefused("ability", "this peer draws by no grammar: it lacks molink[grammars]")
         if sum(one.plan.params.grammar is not None for one in self._sessions) >= MOST_GRAMMARS:
             raise RequestRefused("busy", "this peer draws by as many grammars as it may", retry_after_s=1.0)
@@ -192,7 +196,7 @@ class PeerService:
                 await self._limits.spend_reservation(link)
             plan = await asyncio.to_thread(read_plan, asked.descriptor, self._spec)
             self._require_encodings(plan, asked.hop)
-            self._require_masks(plan, asked.hop)
+            self._require_abilities(plan, asked.hop)
             if asked.copy:
                 if self._copying is None:
                     raise RequestRefused("busy", "this peer keeps no copies for others")

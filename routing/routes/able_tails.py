@@ -6,11 +6,12 @@ from typing import Final
 
 from molink.dht.records.records import PeerView
 from molink.routing.problem.circuit import NoCircuit
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, PENALTIES, PROMPT_LOGPROBS, Span
 
 _WHAT: Final = {
     PENALTIES: "draws with penalties, min_p or min_tokens: those that do not are of an older version",
     GRAMMARS: "draws by a grammar: that takes the extra molink[grammars] there",
+    PROMPT_LOGPROBS: "tells log-probabilities of prompts: those that do not are older, or have several devices",
 }
 
 

@@ -32,6 +32,7 @@ from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.model.stage import Stage, View
 from molink.shards.paged_attention.paged_rows import PagedRows
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.spec import ModelSpec, Span
 
 __all__ = ["Engine", "Rows"]
@@ -61,7 +62,9 @@ class Engine:
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
         self._accepted = AcceptedRows()
-        self.paged = PagedSpans(self._open_paged)
+        self.recorded_drawing = _recorded_drawing(spec, self._device, decoding)
+        """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
+        self.paged = PagedSpans(self._open_paged, spec.layers, self.recorded_drawing)
         """Which way decode steps go on each span."""
 
     @property
@@ -92,10 +95,10 @@ class Engine:
         collect_garbage()
 
     def record_next(self) -> bool:
-        """Records decode steps of one more size on layers that were attached since; whether there was one to record.
-        Sessions may step in between, unrecorded where they would be of that size."""
-        paged = self.to_record()
-        return paged is not None and paged.record_next()
+        """Records decode steps of one more size on layers that were attached since, and drawings behind the last layer;
+        whether there was one to record. Sessions may step in between, unrecorded where they would be of that size."""
+        self._device.enter()
+        return self.paged.record_next(self.held)
 
     def to_record(self, span: Span | None = None) -> PagedSpan | None:
         """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""
@@ -175,6 +178,8 @@ class Engine:
         bitwise = not self._unfinished and route[0].exact
         given = hidden
         hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
+        if span.stop == self.spec.layers:
+            _score(route[-1], rows, hidden)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
         self._accepted.keep(rows, given)
@@ -274,6 +279,8 @@ class Engine:
             slice_.hidden, slice_.layer = hidden, stop
             return (), None
         done, ends = slice_.finishing(hidden), span.stop == self.spec.layers
+        if ends:
+            _score(self._stages.route(span)[-1], rows, hidden)
         result = None
         if done and ends:
             rows = [replace(step.row, count=1) for step, _ in done]
@@ -290,6 +297,22 @@ class Engine:
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
+
+
+def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:
+    if decoding is None or decoding.recorder is None:
+        return None
+    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
+
+
+def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:
+    """Gives those that score their prompts the log-probabilities of what comes behind their rows, before these count.
+    `hidden` is [1, sum of counts, hidden]."""
+    first = 0
+    for row in rows:
+        if row.scores is not None:
+            row.scores.score(row.cache.length, hidden[:, first : first + row.count], tail.logits)
+        first += row.count
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.sampling.prompt_scores import PromptScores
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.spec import ModelSpec, Span
 
@@ -31,11 +32,13 @@ class Rows:
     of these are guesses, wherever the span ends."""
     requests: tuple[SampleRequest, ...] = ()
     """How the tokens behind these rows are chosen, for engines that choose them themselves."""
+    scores: PromptScores | None = None
+    """Where the span ends the model: takes the log-probabilities of the prompt's tokens; None: nobody wants them."""
 
     @property
     def decodes(self) -> bool:
         """Whether these are a decode step's: a token, and maybe guesses."""
-        return self.count == 1 or self.count == self.logit_rows
+        return self.scores is None and (self.count == 1 or self.count == self.logit_rows)
 
     @property
     def guesses(self) -> int:

@@ -100,6 +100,21 @@ SERVICES: Final = Table(
 """`specification` and `observed` are JSON. `requests_before` and `tokens_before`: what was used under that name before
 the service was there. `owner_id` is empty where no gateway holds its circuits; what is not renewed lapses."""
 
+CIRCUIT_LEASES: Final = Table(
+    "circuit_leases",
+    METADATA,
+    Column("service", String(SERVICE_NAME_LENGTH), primary_key=True),
+    Column("gateway_id", String(SUBJECT_LENGTH), primary_key=True),
+    Column("held", Integer, nullable=False),
+    Column("in_use", Integer, nullable=False),
+    Column("waiting", Integer, nullable=False),
+    Column("idle", Integer, nullable=False),
+    Column("spare", Integer, nullable=False),
+    Column("expires_at_s", Float(53), nullable=False),
+)
+"""What each gateway has and wants of a service's circuits, as `CircuitDemand`; `held` counts against the service's
+maximum. What is not renewed lapses."""
+
 OPERATIONS: Final = Table(
     "operations",
     METADATA,

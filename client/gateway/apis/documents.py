@@ -89,8 +89,9 @@ class UsageDetail(Document):
 
 class CompletionLogprobs(Document):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of the first token of a prompt that is echoed."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

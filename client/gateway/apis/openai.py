@@ -1,6 +1,7 @@
 """Requests in OpenAI's API, and what they mean for a swarm."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -180,7 +181,7 @@ class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = COMPLETION_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = False
     best_of: int | None = None
@@ -194,11 +195,17 @@ class CompletionRequest(SamplingRequest):
             raise ValueError(f"n counts for each prompt, and one request has at most {MAX_CHOICES} choices")
         if self.best_of not in (None, 1, self.choices):
             raise ValueError("best_of is not supported; ask for n choices and choose among them")
-        if self.echo and not all(isinstance(prompt, str) for prompt in prompts):
-            raise ValueError("echo is only for prompts of text")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported: the prompt's tokens are not scored")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens of 0 is only for echo=true: nothing would come back")
+        is_free = self.structured_outputs is None and self.response_format in (None, {"type": "text"})
+        if self.scores_prompt and not is_free:
+            raise ValueError("echo with logprobs is not supported with response_format or structured_outputs")
         return self
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are to have log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -210,7 +217,10 @@ class CompletionRequest(SamplingRequest):
         return [part for part in self.prompt if not isinstance(part, int)]
 
     def params(self, choice: int) -> SamplingParams:
-        return self.sampling(choice, self.max_tokens or COMPLETION_TOKENS, self.logprobs)
+        """As `sampling`. Where nothing is to be generated one token is, which `CompletionAnswer` leaves out."""
+        limit = COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+        params = self.sampling(choice, limit, self.logprobs)
+        return replace(params, prompt_logprobs=self.logprobs) if self.scores_prompt else params
 
 
 class CalledFunction(BaseModel):

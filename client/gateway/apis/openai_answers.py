@@ -3,12 +3,15 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from molink.client.api.generation import Generation, TextPiece, TokenLogprob
+from molink.client.api.generation import Generation, PromptToken, TextPiece, TokenLogprob
 from molink.client.gateway.apis.answer import Answer, Json, ServerSentEvent, TokenUsage, new_id
 from molink.client.gateway.error_handlers import ApiError
 from molink.client.text.tool_calls import ToolCall
 from molink.shards.spec import ModelSpec
+
+ScoredToken = TokenLogprob | PromptToken
 
 
 class OpenAIAnswer(Answer):
@@ -55,37 +58,61 @@ class OpenAIAnswer(Answer):
         )
 
 
-class CompletionAnswer(OpenAIAnswer):
-    """POST /v1/completions. `echoes` has the text to repeat before each choice."""
+@dataclass(frozen=True, slots=True)
+class Echoes:
+    """Echoes of prompts before what is generated."""
 
-    def __init__(
-        self, spec: ModelSpec, choices_per_prompt: int, echoes: Sequence[str], *, with_usage: bool
-    ) -> None:
+    texts: Sequence[str]
+    """Of each choice; empty: none."""
+    scored: bool = False
+    """Whether the prompt's tokens have log-probabilities."""
+    alone: bool = False
+    """Whether nothing comes behind them."""
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """POST /v1/completions."""
+
+    def __init__(self, spec: ModelSpec, choices_per_prompt: int, echoes: Echoes, *, with_usage: bool) -> None:
         super().__init__(spec, "text_completion", "cmpl", choices_per_prompt, with_usage=with_usage)
         self._echoes = echoes
-        self._offsets = [0] * len(echoes)
+        self._offsets = [0] * len(echoes.texts)
 
     def whole(self, generations: Sequence[Generation]) -> Json:
-        choices = [
-            self._choice(index, self._echoes[index] + done.text, done.logprobs, done.finish_reason)
-            for index, done in enumerate(generations)
-        ]
+        choices = []
+        for index, done in enumerate(map(self._told, generations)):
+            scored: tuple[ScoredToken, ...] = (*done.prompt_logprobs, *done.logprobs)
+            text = self._echoes.texts[index] + done.text
+            choices.append(self._choice(index, text, scored, done.finish_reason))
         return self._document(choices, generations)
 
     def opening(self, choice: int) -> list[ServerSentEvent]:
-        echo = self._echoes[choice]
+        echo = "" if self._echoes.scored else self._echoes.texts[choice]
         return [self._chunk(self._choice(choice, echo, (), None))] if echo else []
 
     def chunks(self, choice: int, piece: TextPiece) -> list[ServerSentEvent]:
-        if not piece.text and not piece.logprobs and piece.finish_reason is None:
+        echo = self._echoes.texts[choice] if piece.prompt_logprobs else ""
+        told = TextPiece("") if self._echoes.alone else piece
+        scored: tuple[ScoredToken, ...] = (*piece.prompt_logprobs, *told.logprobs)
+        if not echo and not told.text and not scored and piece.finish_reason is None:
             return []
-        return [self._chunk(self._choice(choice, piece.text, piece.logprobs, piece.finish_reason))]
+        finish = "length" if self._echoes.alone and piece.finish_reason else piece.finish_reason
+        return [self._chunk(self._choice(choice, echo + told.text, scored, finish))]
 
-    def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish: str | None) -> Json:
+    def _document(self, choices: list[Json], generations: Sequence[Generation]) -> Json:
+        return super()._document(choices, [self._told(one) for one in generations])
+
+    def _told(self, done: Generation) -> Generation:
+        """The generation without the token that was generated because one has to be."""
+        if not self._echoes.alone:
+            return done
+        return replace(done, text="", token_ids=(), logprobs=(), finish_reason="length")
+
+    def _choice(self, index: int, text: str, logprobs: Sequence[ScoredToken], finish: str | None) -> Json:
         scored = self._scored(index, logprobs) if logprobs else None
         return {"index": index, "text": text, "logprobs": scored, "finish_reason": finish}
 
-    def _scored(self, index: int, logprobs: Sequence[TokenLogprob]) -> Json:
+    def _scored(self, index: int, logprobs: Sequence[ScoredToken]) -> Json:
         offsets = []
         for scored in logprobs:
             offsets.append(self._offsets[index])
@@ -93,7 +120,7 @@ class CompletionAnswer(OpenAIAnswer):
         return {
             "tokens": [scored.token for scored in logprobs],
             "token_logprobs": [scored.logprob for scored in logprobs],
-            "top_logprobs": [dict(scored.top) | {scored.token: scored.logprob} for scored in logprobs],
+            "top_logprobs": [_likeliest(scored) for scored in logprobs],
             "text_offset": offsets,
         }
 
@@ -148,6 +175,11 @@ class ChatAnswer(OpenAIAnswer):
     ) -> ServerSentEvent:
         scored = _chat_logprobs(logprobs)
         return self._chunk({"index": choice, "delta": delta, "logprobs": scored, "finish_reason": finish})
+
+
+def _likeliest(scored: ScoredToken) -> Json | None:
+    """The likeliest tokens at a place, with the one that is there; None where nothing comes before."""
+    return None if scored.logprob is None else dict(scored.top) | {scored.token: scored.logprob}
 
 
 def _call(call: ToolCall) -> Json:

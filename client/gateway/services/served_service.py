@@ -2,10 +2,13 @@
 
 import asyncio
 from collections import deque
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from molink.client.errors import ModelNotFound
+from molink.client.gateway.error_handlers import report
+from molink.client.gateway.services.circuit_places import CircuitPlaces, LeasesCircuits, PlaceTerms
 from molink.client.gateway.services.service import ServiceSpecification
 from molink.client.gateway.services.service_swarm import ServiceHome, ServiceSwarm
 from molink.shards.checkpoint.catalog import BUNDLED
@@ -19,12 +22,19 @@ class ServedService:
     """Service in this gateway."""
 
     def __init__(
-        self, home: ServiceHome, name: str, specification: ServiceSpecification, waits_s: float
+        self,
+        home: ServiceHome,
+        name: str,
+        specification: ServiceSpecification,
+        store: LeasesCircuits,
+        waits_s: float,
     ) -> None:
-        """`waits_s`: longest wait of a generation for one of its circuits."""
+        """`waits_s`: longest wait of a generation for one of its circuits, of which the `store` knows who has how
+        many."""
         self.name = name
         self.specification = specification
         self._home = home
+        self._store = store
         self._waits_s = waits_s
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[ServiceSwarm] | None = None
@@ -54,11 +64,11 @@ class ServedService:
         """Waits until none is under way, for ENDS_WITHIN_S at most."""
         swarm, clock = self.swarm, asyncio.get_running_loop().time
         until_s = clock() + ENDS_WITHIN_S
-        while swarm is not None and swarm.in_use and clock() < until_s:
-            swarm.changed.clear()
+        while swarm is not None and swarm.places.in_use and clock() < until_s:
+            swarm.places.changed.clear()
             try:
                 async with asyncio.timeout_at(until_s):
-                    await swarm.changed.wait()
+                    await swarm.places.changed.wait()
             except TimeoutError:
                 return
 
@@ -72,6 +82,7 @@ class ServedService:
     def let_go(self) -> None:
         """Holds no circuit any more."""
         if self.swarm is not None:
+            self.swarm.places.want_spare(0)
             self.swarm.opened.held.keep_at_most(0)
 
     def observe(self, total_tokens: int, now_s: float) -> dict[str, Any]:
@@ -83,7 +94,7 @@ class ServedService:
         (since_s, before), swarm = self._totals[0], self.swarm
         took_s = now_s - since_s
         held = [] if swarm is None else swarm.opened.held.describe()
-        in_use, waiting = (0, 0) if swarm is None else (swarm.in_use, swarm.waiting)
+        in_use, waiting = (0, 0) if swarm is None else swarm.places.everywhere
         return {
             "held": len(held),
             "in_use": in_use,
@@ -101,7 +112,10 @@ class ServedService:
         opened = await self._stack.enter_async_context(
             self._home.beside(asked.model, requirements=asked.requirements, partners=asked.partners)
         )
-        return ServiceSwarm(self.name, opened, asked.maximum_circuits, self._waits_s)
+        terms = PlaceTerms(self.name, asked.maximum_circuits, self._waits_s)
+        places = CircuitPlaces(terms, self._store, opened.held)
+        await self._stack.enter_async_context(_running(places.keep_leased(), f"circuits of {self.name}"))
+        return ServiceSwarm(self.name, opened, places)
 
     async def _require_model(self, model: str) -> None:
         """Raises `ModelNotFound` unless peers serve it, or it comes with MoLink: who asks may be far away, and this
@@ -114,3 +128,20 @@ class ServedService:
     def _opened(self, task: "asyncio.Task[ServiceSwarm]") -> None:
         if task.cancelled() or task.exception() is not None:
             self._opening = None  # the next who asks tries again
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Runs it beside the context, and cancels it in the end."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_report_failure)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _report_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        report(error)

@@ -1,8 +1,8 @@
-"""Services and long-running operations as values, and what can be wrong with them."""
+"""Services and long-running operations as values: what can be wrong with them, and who may have how many circuits."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -180,3 +180,54 @@ class Scaling:
         self._peaks = [peak for peak in self._peaks if peak[1] > demand and now_s - peak[0] < REMEMBERED_S]
         self._peaks.append((now_s, demand))
         return min(self.maximum, max(self.minimum, self._peaks[0][1]))
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitDemand:
+    """Demand of one gateway for circuits of a service."""
+
+    in_use: int = 0
+    """Generations under way."""
+    waiting: int = 0
+    """Generations that wait for a circuit."""
+    idle: int = 0
+    """Circuits that it holds, or forms, without a generation on them."""
+    spare: int = 0
+    """Circuits that it wants beside those in use and waited for, for generations to come."""
+
+    @property
+    def occupied(self) -> int:
+        """Circuits that it has, whatever was granted."""
+        return self.in_use + self.idle
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it has no circuit and wants none."""
+        return not (self.in_use or self.waiting or self.idle or self.spare)
+
+
+def circuit_shares(maximum: int, demands: Sequence[CircuitDemand]) -> list[int]:
+    """Returns how many circuits each gateway may have, at most `maximum` together.
+
+    Generations come first, each gateway's as far as all get as many (max-min fairness); what these leave is shared
+    among spare circuits in the same way. What does not divide goes to the earlier ones.
+    """
+    needed = _fair_shares(maximum, [one.in_use + one.waiting for one in demands])
+    spare = _fair_shares(maximum - sum(needed), [one.spare for one in demands])
+    return [generations + kept for generations, kept in zip(needed, spare, strict=True)]
+
+
+def granted_circuits(maximum: int, share: int, held_elsewhere: int) -> int:
+    """Returns how many of its `share` a gateway can have now, while others have not yet given back what they hold
+    beyond theirs."""
+    return max(0, min(share, maximum - held_elsewhere))
+
+
+def _fair_shares(amount: int, wanted: Sequence[int]) -> list[int]:
+    """Divides an amount so that nobody gets more than is wanted, and who gets less than that gets as much as any."""
+    shares = [0] * len(wanted)
+    least_first = sorted(range(len(wanted)), key=lambda place: (wanted[place], -place))
+    for at, place in enumerate(least_first):
+        shares[place] = min(wanted[place], amount // (len(wanted) - at))
+        amount -= shares[place]
+    return shares

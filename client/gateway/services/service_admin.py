@@ -9,6 +9,7 @@ from typing import Any, Final
 from molink.client.api.circuits_preview import CircuitsPreview
 from molink.client.gateway.accounts.api_keys import ApiKey
 from molink.client.gateway.accounts.database import Database
+from molink.client.gateway.services.circuit_store import CircuitStore
 from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.served_service import ServedService
 from molink.client.gateway.services.service import (
@@ -146,7 +147,8 @@ async def opened_services(
         waits_s: longest wait of a generation for one of its service's circuits.
     """
     store, operations = ServiceStore(database), OperationStore(database)
-    async with ServiceKeeper(home, store, operations, gateway_id, waits_s) as keeper:
+    circuits = CircuitStore(database, gateway_id)
+    async with ServiceKeeper(home, store, operations, circuits, gateway_id, waits_s) as keeper:
         yield OpenServices(keeper, ServiceAdmin(keeper, store, operations))
 
 

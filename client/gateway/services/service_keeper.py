@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from molink.client.gateway.accounts.errors import AccountsUnavailable
 from molink.client.gateway.error_handlers import report
+from molink.client.gateway.services.circuit_store import CircuitStore
 from molink.client.gateway.services.operation_store import OperationStore
 from molink.client.gateway.services.served_service import ServedService
 from molink.client.gateway.services.service import (
@@ -39,10 +40,12 @@ class ServiceKeeper:
         home: ServiceHome,
         store: ServiceStore,
         operations: OperationStore,
+        circuits: CircuitStore,
         gateway_id: str,
         waits_s: float = WAITING_S,
     ) -> None:
         """`waits_s`: longest wait of a generation for one of its service's circuits."""
+        self._circuits = circuits
         self._operations = operations
         self._home = home
         self._waits_s = waits_s
@@ -206,11 +209,11 @@ class ServiceKeeper:
         if service.owner_id != self.gateway_id or served is None:
             return int(service.observed.get("held", 0)) + int(service.observed.get("in_use", 0))
         swarm = served.swarm
-        return 0 if swarm is None else swarm.opened.held.count + swarm.in_use
+        return 0 if swarm is None else swarm.opened.held.count + swarm.places.everywhere[0]
 
     def served_of(self, name: str, specification: ServiceSpecification) -> ServedService:
         """Returns such a service, not opened."""
-        return ServedService(self._home, name, specification, self._waits_s)
+        return ServedService(self._home, name, specification, self._circuits, self._waits_s)
 
     def _close(self, served: ServedService) -> None:
         async def close() -> None:

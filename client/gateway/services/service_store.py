@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from molink.client.gateway.accounts.api_keys import ApiKey
 from molink.client.gateway.accounts.database import Database
 from molink.client.gateway.accounts.key_store import issue_key, revoke_keys_for
-from molink.client.gateway.accounts.schema import OPERATIONS, SERVICES, USAGE_BY_DAY
+from molink.client.gateway.accounts.schema import CIRCUIT_LEASES, OPERATIONS, SERVICES, USAGE_BY_DAY
 from molink.client.gateway.services.operation_store import (
     begin_operation,
     end_operation,
@@ -171,6 +171,7 @@ class ServiceStore:
                 delete(SERVICES).where(SERVICES.c.name == name, SERVICES.c.operation_id == operation_id)
             )
             if gone.rowcount:
+                await connection.execute(delete(CIRCUIT_LEASES).where(CIRCUIT_LEASES.c.service == name))
                 await revoke_keys_for(connection, (name,))
                 await end_operation(connection, operation_id, state, message)
 

@@ -1,8 +1,7 @@
 """Service swarm: a model under a service's name, for as many generations at once as the service may have."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast
 
@@ -10,26 +9,10 @@ from molink.client.api.circuits_preview import CircuitsPreview
 from molink.client.api.generation import TextPiece
 from molink.client.api.peer_requirements import PeerRequirements
 from molink.client.api.sampling import SpeedHints
-from molink.client.circuit.reserving import Report
-from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, AnnouncedModel, ServingSwarm
+from molink.client.gateway.services.circuit_places import CircuitPlaces, HoldsCircuits
 from molink.client.text.demanded_calls import CallChoice
 from molink.shards.spec import ModelSpec, SamplingParams
-
-
-class HoldsCircuits(Protocol):
-    """Circuits that are held, as `HeldCircuits` are."""
-
-    changed: asyncio.Event
-
-    @property
-    def count(self) -> int: ...
-
-    async def add(self, tokens: int, timeout_s: float, report: Report = ...) -> None: ...
-
-    def keep_at_most(self, count: int) -> None: ...
-
-    def describe(self) -> list[dict[str, Any]]: ...
 
 
 class HoldingSwarm(ServingSwarm, Protocol):
@@ -54,18 +37,10 @@ class ServiceHome(Protocol):
 class ServiceSwarm:
     """Service swarm: a `ServingSwarm` under the service's name."""
 
-    def __init__(self, name: str, opened: HoldingSwarm, maximum: int, waits_s: float) -> None:
+    def __init__(self, name: str, opened: HoldingSwarm, places: CircuitPlaces) -> None:
         self.opened = opened
-        self.in_use = 0
-        """Generations under way."""
-        self.waiting = 0
-        """Those that wait for a circuit."""
-        self.changed = asyncio.Event()
-        """Set when either has changed; whoever watches clears it."""
+        self.places = places
         self._model = replace(opened.model, name=name)
-        self._maximum = maximum
-        self._waits_s = waits_s
-        self._places = asyncio.Semaphore(maximum)
 
     @property
     def model(self) -> ModelSpec:
@@ -145,27 +120,10 @@ class ServiceSwarm:
     async def _on_a_circuit(
         self, begin: Callable[[], AsyncIterator[TextPiece]]
     ) -> AsyncGenerator[TextPiece, None]:
-        async with self._place(), aclosing(cast("AsyncGenerator[TextPiece, None]", begin())) as pieces:
+        async with (
+            self.places.place() as has_begun,
+            aclosing(cast("AsyncGenerator[TextPiece, None]", begin())) as pieces,
+        ):
             async for piece in pieces:
+                has_begun()
                 yield piece
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncGenerator[None, None]:
-        self.waiting += 1
-        self.changed.set()
-        try:
-            async with asyncio.timeout(self._waits_s):
-                await self._places.acquire()
-        except TimeoutError:
-            raise SwarmUnavailable(
-                f"all {self._maximum} circuits of the service {self._model.name} are in use", busy=True
-            ) from None
-        finally:
-            self.waiting -= 1
-        self.in_use += 1
-        try:
-            yield
-        finally:
-            self.in_use -= 1
-            self._places.release()
-            self.changed.set()

@@ -88,7 +88,11 @@ class ServiceWork:
         self._message = "The model is being opened."
         swarm = await self._served.open()
         asked = self._service.specification
+        swarm.places.want_spare(asked.minimum_circuits)
         while (held := swarm.opened.held.count) < asked.minimum_circuits:
+            if held >= swarm.places.free:  # another gateway had the service, and its circuits, a moment ago
+                await _until_changed(swarm)
+                continue
             which = f"Circuit {held + 1} of {asked.minimum_circuits}"
             self._message = f"{which} is being formed."
             await swarm.opened.held.add(
@@ -108,12 +112,14 @@ class ServiceWork:
         while True:
             try:
                 swarm = await self._served.open()
-                held = swarm.opened.held
-                wanted = scaling.wanted(clock(), swarm.in_use + swarm.waiting)
-                spare = max(0, wanted - swarm.in_use)
-                held.keep_at_most(spare)
-                if held.count < spare:
-                    await held.add(asked.tokens(swarm.model.context_length), FORMS_WITHIN_S)
+                held, places = swarm.opened.held, swarm.places
+                generations = places.in_use + places.waiting
+                wanted = scaling.wanted(clock(), generations)
+                places.want_spare(max(0, wanted - generations))
+                spare = max(0, wanted - places.in_use)
+                places.trim(spare)
+                if held.count < min(spare, places.free):
+                    await places.form(held.add(asked.tokens(swarm.model.context_length), FORMS_WITHIN_S))
                 else:
                     await _until_changed(swarm)
             except SwarmError as error:
@@ -146,7 +152,7 @@ class ServiceWork:
 
 async def _until_changed(swarm: ServiceSwarm) -> None:
     """Until circuits were taken or lost, or it is time to look again."""
-    events = (swarm.changed, swarm.opened.held.changed)
+    events = (swarm.places.changed, swarm.opened.held.changed)
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=LOOKS_EVERY_S, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from molink.client.circuit.token_rules import (
@@ -14,6 +15,7 @@ from molink.client.circuit.token_rules import (
 )
 from molink.client.epochs import patience
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.prompt_logprobs import PromptLogprobs
 from molink.shards.spec import MOST_GUESSED_TOKENS
 
 RULES = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=None)
@@ -93,6 +95,45 @@ def test_what_no_honest_circuit_sends_is_the_heads_fault(wrong: pb.Token) -> Non
 def test_scores_that_cannot_be_are_the_heads_fault(wrong: pb.Token) -> None:
     with pytest.raises(HeadAtFault):
         intake(SCORED).takes(wrong)
+
+
+def told(logprobs: list[float], ids: list[int], likeliest: list[float]) -> bytes:
+    """Of a prompt of three tokens, with the likeliest one at each place."""
+    places = np.array(ids, np.uint32)[:, None], np.array(likeliest, np.float32)[:, None]
+    return PromptLogprobs(np.array(logprobs, np.float32), *places).packed()
+
+
+SOUND = told([-2.0, -0.5], [7, 8], [-1.0, -0.25])
+OF_PROMPT = replace(RULES, prompt_tokens=3, prompt_logprobs=1)
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_token_behind_it_alone() -> None:
+    taking = intake(OF_PROMPT)
+    assert taking.takes(token(3, prompt_logprobs=SOUND))
+    assert taking.takes(token(4))
+    for rules, position in ((OF_PROMPT, 4), (RULES, 3)):
+        taking = intake(rules)
+        taking.expected = position
+        with pytest.raises(HeadAtFault, match="not asked for"):
+            taking.takes(token(position, prompt_logprobs=SOUND))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        SOUND[:-1],
+        SOUND + b"\0" * 12,
+        told([0.5, -0.5], [7, 8], [-1.0, -0.25]),
+        told([math.nan, -0.5], [7, 8], [-1.0, -0.25]),
+        told([-math.inf, -0.5], [7, 8], [-1.0, -0.25]),
+        told([-2.0, -0.5], [384, 8], [-1.0, -0.25]),
+        told([-2.0, -0.5], [7, 8], [-1.0, math.nan]),
+    ],
+)
+def test_log_probabilities_of_the_prompt_that_cannot_be_are_the_heads_fault(wrong: bytes) -> None:
+    with pytest.raises(HeadAtFault):
+        intake(OF_PROMPT).takes(token(3, prompt_logprobs=wrong))
 
 
 def test_going_on_behind_the_last_token_is_the_heads_fault() -> None:

@@ -1,6 +1,8 @@
 """The gateway over a scripted swarm, asked by the official openai client through a real socket."""
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import pytest
 from openai import NotFoundError, OpenAI
@@ -81,6 +83,44 @@ def test_a_streamed_completion_is_the_whole_one_in_pieces(client: OpenAI) -> Non
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_prompt_that_is_echoed_with_logprobs_has_its_own_and_maybe_nothing_behind_it(
+    client: OpenAI, swarm: FakeSwarm
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": [7, 8], "echo": True, "logprobs": 1}
+    both = client.completions.create(**asked).choices[0]
+    alone = client.completions.create(**asked, max_tokens=0)
+
+    assert (both.text, alone.choices[0].text) == ("<7><8>But soft!", "<7><8>")
+    assert both.logprobs is not None
+    assert both.logprobs.tokens == ["the", " secret", "But", " soft", "!"]
+    assert both.logprobs.token_logprobs == [None, -1.5, -0.5, -0.5, -0.5]
+    assert both.logprobs.text_offset == [0, 3, 10, 13, 18]
+    told = alone.choices[0].logprobs
+    assert told is not None
+    assert (told.tokens, told.token_logprobs) == (["the", " secret"], [None, -1.5])
+    assert told.top_logprobs == [None, {"likely0": -0.25, " secret": -1.5}]
+    assert alone.choices[0].finish_reason == "length"
+    assert alone.usage is not None
+    assert (alone.usage.prompt_tokens, alone.usage.completion_tokens) == (5, 0)
+    assert [(params.prompt_logprobs, params.max_new_tokens) for _, params in swarm.calls] == [(1, 16), (1, 1)]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 16])
+def test_a_scored_prompt_is_streamed_as_it_comes_whole(client: OpenAI, max_tokens: int) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL, "prompt": "the secret", "echo": True, "logprobs": 2, "max_tokens": max_tokens
+    }  # fmt: skip
+    whole = client.completions.create(**asked).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert pieces[-1].finish_reason == whole.finish_reason
+    assert whole.logprobs is not None
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        parts = [getattr(piece.logprobs, name) for piece in pieces if piece.logprobs is not None]
+        assert list(chain.from_iterable(parts)) == getattr(whole.logprobs, name)
 
 
 def test_completion_logprobs_have_tokens_alternatives_and_offsets(client: OpenAI) -> None:

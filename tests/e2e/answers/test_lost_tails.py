@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "frequency_penalty": 0.05,
     "min_p": 0.02,
     "ignore_eos": True,
+    "prompt_logprobs": 1,
 }
 
 
@@ -44,6 +45,8 @@ async def test_penalised_tokens_are_the_same_after_a_peer_has_gone(
                 client, swarm, at, PROMPT, NEW_TOKENS, leaves=way == "leaves", **SETTINGS
             )
     assert generation.token_ids == expected.token_ids
+    scored = [one.logprob for one in expected.prompt_logprobs[1:]]
+    assert [one.logprob for one in generation.prompt_logprobs[1:]] == pytest.approx(scored, abs=1e-4)
     assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]
     if way == "killed":
         assert generation.epochs == 2

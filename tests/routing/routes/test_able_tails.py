@@ -10,7 +10,7 @@ from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 from molink.dht.records.records import PeerView
 from molink.routing import NoCircuit, plan
 from molink.routing.routes.able_tails import lacking_ability, with_able_tails
-from molink.shards.spec import GRAMMARS, PENALTIES, Span
+from molink.shards.spec import GRAMMARS, PENALTIES, PROMPT_LOGPROBS, Span
 
 LAST = MODEL.layers - 1
 
@@ -28,7 +28,7 @@ def test_without_a_need_everybody_is_as_before() -> None:
     assert with_able_tails(views, "") == views
 
 
-@pytest.mark.parametrize("ability", [PENALTIES, GRAMMARS])
+@pytest.mark.parametrize("ability", [PENALTIES, GRAMMARS, PROMPT_LOGPROBS])
 def test_only_a_peer_of_that_ability_is_the_tail_and_others_may_be_before_it(ability: str) -> None:
     views = (whole("a"), able(peer("b", (LAST, MODEL.layers)), ability))
     route = plan(snapshot_of(*with_able_tails(views, ability)), 100, prompt_tokens=50)
@@ -39,7 +39,12 @@ def test_only_a_peer_of_that_ability_is_the_tail_and_others_may_be_before_it(abi
 
 
 @pytest.mark.parametrize(
-    ("ability", "named"), [(PENALTIES, "older version"), (GRAMMARS, r"molink\[grammars\]")]
+    ("ability", "named"),
+    [
+        (PENALTIES, "older version"),
+        (GRAMMARS, r"molink\[grammars\]"),
+        (PROMPT_LOGPROBS, "log-probabilities of prompts"),
+    ],
 )
 def test_where_nobody_has_the_ability_it_is_said_what_is_missing(ability: str, named: str) -> None:
     views = with_able_tails((whole("a"), whole("b")), ability)

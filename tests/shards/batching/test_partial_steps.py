@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from support.models.circuit_runs import Circuit, engine_with, start_run, step_ru
 
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.batching.partial_step import PartialStep, SliceBatch, join_slice_batches
+from molink.shards.sampling.prompt_scores import PromptScores
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -102,6 +104,27 @@ def test_pieces_give_what_one_step_gives_and_so_do_the_sessions_in_between(
     assert other.tokens == alone.tokens
     assert step.row.cache.length == len(PROMPT)
     engine.pool.check_integrity()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
+def test_a_prompt_is_scored_in_pieces_as_in_one_step(tiny_model: TinyModel, architecture: str) -> None:
+    engine, span = engine_with(tiny_model(architecture), (0, 3), (3, 6)), Span(0, 6)
+
+    def rows() -> Rows:
+        scores = PromptScores(len(PROMPT), 3, engine.spec.vocabulary_size)
+        scores.token_ids = PROMPT
+        cache = engine.new_cache(span, len(PROMPT) + 8)
+        return Rows(cache, len(PROMPT), PROMPT, logit_rows=1, scores=scores)
+
+    whole, pieces = rows(), rows()
+    engine.step(span, [whole], None)
+    finished(engine, engine.begin_partial(span, pieces, None), 13, 2)
+    assert whole.scores is not None
+    assert pieces.scores is not None
+    logprobs = [0, 4, 5, 6]  # ids of the likeliest may change places where these are equal but for rounding
+    np.testing.assert_allclose(
+        pieces.scores.found()[:, logprobs], whole.scores.found()[:, logprobs], atol=5e-4, rtol=1e-3
+    )
 
 
 def test_states_go_from_piece_to_piece_as_they_go_from_step_to_step(tiny_model: TinyModel) -> None:

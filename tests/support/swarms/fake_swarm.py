@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,6 +20,7 @@ from molink.client.api.generation import (
     FinishReason,
     Generation,
     Hop,
+    PromptToken,
     Recovery,
     TextPiece,
     TokenLogprob,
@@ -292,6 +293,7 @@ class FakeSwarm:
             self.trace_ids.append(span.context.trace_id)
         self.scopes.append(GUESS_SCOPE.get())
         scored = []
+        before = () if params.prompt_logprobs is None else _scored_prompt(params.prompt_logprobs)
         contents: list[str] = []
         called: list[ToolCall] = []
         for at, word in enumerate(self.words):
@@ -318,8 +320,13 @@ class FakeSwarm:
                 token_ids=(at,),
                 logprobs=tuple(scored[-1:]),
                 finish_reason=self.finish_reason if last else None,
-                generation=self._generation("".join(contents), scored, called) if last else None,
+                generation=replace(
+                    self._generation("".join(contents), scored, called), prompt_logprobs=before
+                )
+                if last
+                else None,
                 tool_calls=made,
+                prompt_logprobs=before if at == 0 else (),
             )
 
     def _generation(
@@ -342,6 +349,12 @@ class FakeSwarm:
             stop_string=self.stop_string,
             tool_calls=tuple(called),
         )
+
+
+def _scored_prompt(likeliest: int) -> tuple[PromptToken, ...]:
+    """A prompt of two tokens."""
+    top = tuple((f"likely{rank}", -0.25 - rank) for rank in range(likeliest))
+    return PromptToken("the", 7, None), PromptToken(" secret", 8, -1.5, top)
 
 
 class _Announcing(Server):

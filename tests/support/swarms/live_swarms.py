@@ -75,6 +75,11 @@ class References:
             self._known[key] = tuple(int(token) for token in out[0, len(prompt) :])
         return self._known[key]
 
+    def logprobs(self, folder: Path, prompt: Sequence[int]) -> torch.Tensor:
+        """[tokens - 1, vocabulary]: log-probabilities of what comes behind each token of the prompt but the last."""
+        with torch.inference_mode():
+            return _model(folder)(torch.tensor([list(prompt)])).logits[0, :-1].double().log_softmax(-1)
+
 
 def free_ports(count: int) -> tuple[int, ...]:
     """TCP ports of 127.0.0.1 that nobody listens on at this moment."""

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, inspect, text
 
 from molink.client.gateway.accounts.errors import DatabaseUnusable
 
-LATEST: Final = "0005"
+LATEST: Final = "0006"
 """The newest revision here."""
 EMPTY: Final = "base"
 """Before the first one."""

@@ -255,6 +255,6 @@ def test_migrations_are_in_the_package() -> None:
     script = (
         "import asyncio, pathlib, sys, molink.client.gateway.accounts.migrations.migrating as m\n"
         "names = {p.name for p in (pathlib.Path(m.__file__).parent / 'versions').glob('v*.py')}\n"
-        "assert {name[:5] for name in names} == {'v0001', 'v0002', 'v0003', 'v0004', 'v0005'}, names\n"
+        "assert {name[:5] for name in names} == {'v0001', 'v0002', 'v0003', 'v0004', 'v0005', 'v0006'}, names\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=DEADLINE_S)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ ASKED: dict[str, Any] = {"name": "poet", "model": MODEL}
 
 
 @contextmanager
-def serving(swarm: FakeSwarm, folder: Path, **headers: str) -> Iterator[httpx.Client]:
+def serving(swarm: FakeSwarm, folder: Path, waiting_s: float = 0.3, **headers: str) -> Iterator[httpx.Client]:
     with (
-        gateway(swarm, waiting_s=0.3, accounts=(None, folder)) as url,
+        gateway(swarm, waiting_s=waiting_s, accounts=(None, folder)) as url,
         httpx.Client(base_url=url, timeout=DEADLINE_S, headers=headers) as client,
     ):
         yield client
@@ -273,6 +273,29 @@ def test_another_gateway_on_the_database_serves_a_service_too_and_takes_over_wha
         assert (swarm.held.count, other.held.count) == (0, 1)
         ended(second, second.delete(f"{SERVICES}/poet").json()["operation"]["id"])
         assert other.held.count == 0
+
+
+@pytest.mark.full
+def test_two_gateways_together_have_no_more_circuits_of_a_service_than_its_maximum(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    other = FakeSwarm(gateway_id="another gateway")
+    swarm.hangs_at = other.hangs_at = 2
+    with serving(other, tmp_path, 3.0) as second, serving(swarm, tmp_path) as first:
+        deploy(first, resources={"minimum_circuits": 2, "maximum_circuits": 3})
+        while second.get("/v1/models/poet").status_code != 200:
+            pass  # it hears of the service within a second
+        with ExitStack() as generations:
+            for _ in range(3):
+                generations.enter_context(generating(second))
+            assert (swarm.held.count, other.held.count) == (0, 0)
+            assert until(first, in_use=3, held=0)["utilisation"] == 1.0
+            for gateway_ in (first, second):
+                refused = complete(gateway_)
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        swarm.hangs_at = other.hangs_at = None
+        until(first, in_use=0, held=2)
+        assert (complete(first).status_code, complete(second).status_code) == (200, 200)
 
 
 def test_a_key_opens_its_service_alone_and_older_ones_end(swarm: FakeSwarm, tmp_path: Path) -> None:
