@@ -12,6 +12,7 @@ from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
+    GrantedLeases,
     HopRefused,
     Report,
     ReservationRequest,
@@ -19,6 +20,7 @@ from molink.client.circuit.reserving import (
     prepare_all,
     release,
     report_codec,
+    require_sendable,
     reserve_all,
     wait_ready,
 )
@@ -29,13 +31,10 @@ from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUna
 from molink.dht.records.records import PeerFacts, PeerView, ServedModel
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
 from molink.shards.spec import ModelSpec
 
-REQUEST_BYTES = 64
-"""What a request's header holds beside its descriptor, at most."""
 PATIENCE_S = 2.0
 """What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
 NEAR = 1.25
@@ -203,16 +202,17 @@ class CircuitBuilder:
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
         """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
-        _require_sendable(asked.descriptor)
+        require_sendable(asked.descriptor)
+        leases: GrantedLeases = ()
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
-                return core.Ready(), await self.settle(asked, circuit.deadline_s, report)
+                leases = await self._lease(asked)
+                return core.Ready(), await _settled(asked, leases, self.spec, circuit.deadline_s, report)
         except TimeoutError:
             names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
-            problems[core.Problem.NOT_READY] = SwarmUnavailable(
-                f"the circuit over {names} was not ready in time"
-            )
-            return core.Overdue(), None
+            late = SwarmUnavailable(f"the circuit over {names} was not ready in time")
+            problems[core.Problem.NOT_READY] = late
+            return core.Overdue(_draw(), bool(leases)), None
         except HopRefused as refused:
             report(str(refused))
             refusal = core.Refusal(refused.code, refused.retry_after_s)
@@ -223,10 +223,10 @@ class CircuitBuilder:
                 problems[core.Problem.REFUSED] = SwarmUnavailable(
                     str(refused), busy=refusal.busy, retry_after_s=max(1.0, refusal.retry_after_s)
                 )
-            standby = ""
-            if refusal.is_gone:
-                standby = kept.seize_without(PlannedRoute(asked.route, asked.peers), refused.peer_id)
-            return core.ReservationRefused(refusal, _draw(), refused.peer_id, standby), None
+            tried = PlannedRoute(asked.route, asked.peers)
+            standby = kept.seize_without(tried, refused.peer_id) if refusal.is_gone else ""
+            all_granted = bool(leases) and refusal.code != "lost"
+            return core.ReservationRefused(refusal, _draw(), refused.peer_id, standby, all_granted), None
         except BaseException:
             circuit.handle(core.End(), asyncio.get_running_loop().time())
             self._give_back(asked.descriptor, kept)
@@ -267,7 +267,7 @@ class CircuitBuilder:
         """Where that is `doubtful`, a route of peers that have answered goes before all others."""
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
-            raise SwarmUnavailable(self._nobody())
+            raise SwarmUnavailable(_nobody(self.spec, self.connection.snapshot()))
         avoided, shunned = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
         proven = self.connection.probes.reachable(peers)
@@ -308,24 +308,16 @@ class CircuitBuilder:
         except NoCircuitFound:
             return None
 
-    def _nobody(self) -> str:
-        """Formats that nobody serves the model, and what is served instead, in case this machine's copy was meant to be
-        that."""
-        others = {view.facts.model for view in self.connection.snapshot()}
-        names = ", ".join(sorted(map(_identity, others)))
-        wanted = f"no peer that serves {_identity(self.spec)} is known yet"
-        return f"{wanted}; the swarm serves {names}" if others else wanted
-
     async def settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready, or raises HopRefused: any may have granted then."""
+        return await _settled(asked, await self._lease(asked), self.spec, deadline_s, report)
+
+    async def _lease(self, asked: ReservationRequest) -> GrantedLeases:
         self.route_selector.begin_session(asked.descriptor)
         leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
-        links = tuple(lease.link for lease in leases)
-        for link in links:
-            self.connection.probes.record_answer(link.peer_id)
-        held = await wait_ready(asked, leases, deadline_s, report)
-        report_codec(asked, self.spec, report)
-        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, asked.begins_at(held))
+        for lease in leases:
+            self.connection.probes.record_answer(lease.link.peer_id)
+        return leases
 
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
         """Releases every hop that may have granted, those included whose answer did not come, but for those that have
@@ -358,17 +350,25 @@ class CircuitBuilder:
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
 
 
+async def _settled(
+    asked: ReservationRequest, leases: GrantedLeases, spec: ModelSpec, deadline_s: float, report: Report
+) -> ActiveCircuit:
+    held, links = await wait_ready(asked, leases, deadline_s, report), tuple(lease.link for lease in leases)
+    report_codec(asked, spec, report)
+    return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, asked.begins_at(held))
+
+
 def _patience_s(peers: Mapping[str, PeerView]) -> float:
     """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
 
-def _require_sendable(descriptor: pb.SessionDescriptor) -> None:
-    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
-        raise InvalidRequest(
-            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
-            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
-        )
+def _nobody(spec: ModelSpec, views: Sequence[PeerView]) -> str:
+    """Formats that nobody serves the model, and what is served instead, which may be what was meant."""
+    others = {view.facts.model for view in views}
+    names = ", ".join(sorted(map(_identity, others)))
+    wanted = f"no peer that serves {_identity(spec)} is known yet"
+    return f"{wanted}; the swarm serves {names}" if others else wanted
 
 
 def _short(problem: SwarmError) -> str:

@@ -43,7 +43,8 @@ BACKOFF = Backoff(first_s=0.05, longest_s=1.0)
 LEAST_WITHOUT_ROUTE_S = 0.2
 """A swarm in which there is no circuit is not planned in again sooner."""
 RECOVERY_S = 9.0
-"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
+"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time; if all hops of one
+have granted their leases, and it does not get ready, within as long after that."""
 
 __all__ = [
     "AwaitNews",
@@ -107,6 +108,8 @@ class _Forming:
     """The attempts at one circuit."""
 
     deadline_s: float = 0.0
+    latest_s: float = 0.0
+    """Beyond which the deadline never moves."""
     failures: int = 0
     doubtful: bool = False
     invalid: bool = False
@@ -118,6 +121,13 @@ class _Forming:
     def wait_s(self) -> float:
         """Before the next attempt; the events' draw spreads it."""
         return BACKOFF.after(self.failures + 1)
+
+    def record_answers(self, now_s: float, *, all_granted: bool) -> None:
+        """The deadline moves where all hops had granted. Whoever was lost can be replaced then, if not by those peers:
+        a swarm that is slow as a whole, or where one hop after the other stands still for a moment, is waited for as
+        long as for any token."""
+        if all_granted:
+            self.deadline_s = max(self.deadline_s, min(self.latest_s, now_s + RECOVERY_S))
 
 
 @dataclass(slots=True)
@@ -228,16 +238,18 @@ class CircuitCore:
                 effects = self._without_route(draw, now_s)
             case ReservationRefused():
                 effects = self._refused(event, now_s)
-            case Overdue():
-                effects = (Release(self.epoch), *self._give_up(Problem.NOT_READY))
+            case Overdue(draw, all_granted):
+                self._forming.record_answers(now_s, all_granted=all_granted)
+                again = self._again(self._forming.wait_s * draw, Problem.NOT_READY, now_s)
+                effects = (Release(self.epoch), *again)
             case Ready():
                 effects = self._start(now_s)
             case Waited():
                 effects = self._plan()
         return effects
 
-    def _plan_until(self, deadline_s: float) -> tuple[Effect, ...]:
-        self._forming = _Forming(deadline_s)
+    def _plan_until(self, deadline_s: float, latest_s: float = 0.0) -> tuple[Effect, ...]:
+        self._forming = _Forming(deadline_s, max(deadline_s, latest_s))
         return self._plan()
 
     def _plan(self) -> tuple[Effect, ...]:
@@ -254,10 +266,11 @@ class CircuitCore:
         """A hop that is gone from the circuit that was to be seized has its standby in its place, too: the others keep
         what they hold for the epoch after."""
         forming, released, refusal = self._forming, Release(self.epoch), refused.refusal
+        forming.record_answers(now_s, all_granted=refused.all_granted)
         if forming.seizes and refused.standby and refusal.is_gone:
             loss = Lost(peer_id=refused.peer_id, standby=refused.standby)
             if _has_standby(self.peer_ids, loss) and now_s < forming.deadline_s:
-                return (self._seize(loss, forming.deadline_s),)
+                return (self._seize(loss, forming.deadline_s, forming.latest_s),)
         if refusal.code == "request":
             if forming.invalid:
                 return (released, *self._give_up(Problem.INVALID))
@@ -296,13 +309,14 @@ class CircuitCore:
         if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
             return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
         deadline_s = now_s + max(0.0, RECOVERY_S - loss.unheard_s)
+        latest_s = max(deadline_s, self.step_since_s + most_s)
         if loss.stays or _has_standby(self.peer_ids, loss):
-            return (self._seize(loss, deadline_s),)
-        return (Release(self.epoch), *self._plan_until(deadline_s))
+            return (self._seize(loss, deadline_s, latest_s),)
+        return (Release(self.epoch), *self._plan_until(deadline_s, latest_s))
 
-    def _seize(self, loss: Lost, deadline_s: float) -> Seize:
+    def _seize(self, loss: Lost, deadline_s: float, latest_s: float) -> Seize:
         """Where it is refused for another reason than a further loss, another circuit is planned."""
-        self._forming = _Forming(deadline_s, seizes=True)
+        self._forming = _Forming(deadline_s, latest_s, seizes=True)
         self.phase = CircuitPhase.RESERVING
         self.epoch = self.last_epoch = self.last_epoch + 1
         if loss.stays:

@@ -14,11 +14,12 @@ from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.reserving import HopRefused, describe, release
 from molink.client.circuit.session_request import Speculation, needs_history
 from molink.client.circuit.standbys import Standbys
-from molink.client.circuit.successor import MovingSession, Successor, is_worth_computing
+from molink.client.circuit.successor import MovingSession, Successor
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_log import HopLost
 from molink.client.epochs.session_tokens import SessionTokens
+from molink.client.epochs.successor_core import MOST_GIVEN_UP, is_worth_computing
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -29,15 +30,11 @@ MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 link."""
 MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
-MOST_SUCCESSORS = 2
-"""Of one session that are given up: each computes all of it for nothing."""
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
 GONE_WITHIN_S = 10.0
 """After the time that it has named a peer is gone."""
 LOOK_AGAIN_S = 1.0
-WORTH_TOKENS = 64
-"""A generation of which fewer are to come is not moved to a better circuit."""
 BETTER_WITHIN_S = 20.0
 """Such a move that is not made by then is given up."""
 
@@ -193,9 +190,8 @@ class SessionMoves:
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which
         other circuit is to be gone over to, if the tokens that are still to come are worth it."""
-        template = self._session.template
-        left_tokens = template.capacity_tokens - len(self._session.tokens.history)
-        if left_tokens < WORTH_TOKENS or self._leaving or self._better or self._elsewhere:
+        template, lengths = self._session.template, self._session.lengths
+        if not lengths.is_worth_moving or self._leaving or self._better or self._elsewhere:
             return
         found = await self._circuit_builder.standby_choice.better(circuit.route, circuit.descriptor)
         if found is None:
@@ -203,11 +199,12 @@ class SessionMoves:
         self._better = found.replaced
         self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
         # what a tail of another session knows of the tokens before would have to be told it beside the running one's
-        may_compute = self._given_up < MOST_SUCCESSORS and not needs_history(template.sampling)
+        may_compute = self._given_up < MOST_GIVEN_UP and not needs_history(template.sampling)
         if self._better or not may_compute:
             return
-        if is_worth_computing(self._session, circuit.route, found.planned.route):
-            self._elsewhere = found.planned
+        measured_s, other = self._session.circuits.measured_s, found.planned
+        if is_worth_computing(lengths, circuit.route, measured_s, other.route):
+            self._elsewhere = other
 
     def wants(self, circuit: ActiveCircuit) -> bool:
         """Whether a hop of that circuit is to be left."""

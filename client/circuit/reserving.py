@@ -5,15 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from molink.client.errors import as_said
+from molink.client.epochs.patience import LEAST_ANSWER_S
+from molink.client.errors import InvalidRequest, as_said
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import Route
 from molink.routing.cost.encodings import encodings_of_circuit
 from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
+REQUEST_BYTES = 64
+"""What a request's header holds beside its descriptor, at most."""
 REQUEST_TIMEOUT_S = 5.0
 READY_POLL_S = 1.0
 READY_WITHIN_S = 0.5
@@ -83,9 +87,11 @@ class GrantedLease:
     begin behind so many or fewer, down to the first, or behind none."""
 
 
-async def reserve_all(
-    links: LinkSource, asked: ReservationRequest, patience_s: float
-) -> tuple[GrantedLease, ...]:
+GrantedLeases = tuple[GrantedLease, ...]
+"""Of all hops of a circuit, in order."""
+
+
+async def reserve_all(links: LinkSource, asked: ReservationRequest, patience_s: float) -> GrantedLeases:
     """The leases of all hops. Where no hop has anything to load, each is asked to be ready, too.
 
     Raises:
@@ -161,7 +167,7 @@ async def _prepare(links: LinkSource, asked: ReservationRequest, hop: int, deadl
 
 
 async def wait_ready(
-    asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
+    asked: ReservationRequest, leases: GrantedLeases, deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:
     """Waits until the hops of all leases are ready; each one's `GrantedLease.held_tokens`.
 
@@ -206,14 +212,19 @@ async def _poll_ready(
     clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
     loads = bool(asked.route.hops[hop].cold_spans)
     loaded_bytes, stands_since_s = -1, clock()
-    warm_s = min(WARM_READY_S, WARM_READY_PART * (deadline_s - stands_since_s))
+    warm_until_s = stands_since_s + min(WARM_READY_S, WARM_READY_PART * (deadline_s - stands_since_s))
     while True:
-        wait_ms = round(READY_POLL_S * 1000)
-        request = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=wait_ms)
+        wait_s = READY_POLL_S if loads else max(0.0, min(READY_POLL_S, warm_until_s - clock()))
+        request = pb.AwaitReady(
+            session=descriptor.session, epoch=descriptor.epoch, wait_ms=round(wait_s * 1000)
+        )
         try:
-            response, _ = await link.request(
-                pb.Request(await_ready=request), READY_POLL_S + REQUEST_TIMEOUT_S
-            )
+            async with asyncio.timeout_at(None if loads else warm_until_s + LEAST_ANSWER_S):
+                response, _ = await link.request(
+                    pb.Request(await_ready=request), READY_POLL_S + REQUEST_TIMEOUT_S
+                )
+        except TimeoutError:
+            raise HopRefused(link.peer_id, "slow", "it has granted its lease, and is silent now") from None
         except LinkError as error:
             raise HopRefused(link.peer_id, "lost", as_said(error.reason)) from error
         _require_granted(response, link.peer_id, descriptor)
@@ -224,10 +235,9 @@ async def _poll_ready(
         report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:
             loaded_bytes, stands_since_s = done, clock()
-        stands_s = clock() - stands_since_s
-        if not loads and stands_s > warm_s:
+        if not loads and clock() >= warm_until_s:
             raise HopRefused(link.peer_id, "slow", "it was not ready in time")
-        if clock() > deadline_s or stands_s > PROGRESS_S:
+        if clock() > deadline_s or clock() - stands_since_s > PROGRESS_S:
             raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
 
 
@@ -256,6 +266,15 @@ def describe(
         for hop in route.hops
     )
     return descriptor
+
+
+def require_sendable(descriptor: pb.SessionDescriptor) -> None:
+    """Raises InvalidRequest unless hops can be asked for leases of that session in one message."""
+    if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
+            f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+        )
 
 
 def report_codec(asked: ReservationRequest, spec: ModelSpec, report: Report) -> None:

@@ -251,8 +251,7 @@ class ClientSession:
         """Goes on elsewhere, without the peer that failed.
 
         Raises:
-            PeerLost: not within RECOVERY_S of the lost peer's last sign of life, or circuit after circuit yields
-                nothing.
+            PeerLost: not in the time that `CircuitCore` gives it, or circuit after circuit yields nothing.
         """
         run, clock = self._run, asyncio.get_running_loop().time
         if run is None:
@@ -280,7 +279,7 @@ class ClientSession:
         stood_still = not loss.peer_id and not is_planned
         lost = core.Lost(unheard_s, first_s, stood_still, left, standby, stays)
         *_, asked = self._circuits.handle(lost, clock())
-        self.log.recovering = HopRecovery(left, span, clock())
+        self.log.recovering = HopRecovery(left, span, lost_s := clock())
         self._run = None
         for one in (run.before, circuit):
             if one is not None:
@@ -297,7 +296,8 @@ class ClientSession:
         try:
             await self._begin(asked, seized)
         except (NoCircuit, SwarmUnavailable) as error:
-            raise loss.not_replaced(left, span, core.RECOVERY_S, error) from error
+            within_s = max(core.RECOVERY_S, round(clock() - lost_s))
+            raise loss.not_replaced(left, span, within_s, error) from error
 
     def _seize(self, asked: core.Seize, run: RunningCircuit) -> PlannedRoute:
         """The circuit with the standby in the lost hop's place, or the hop that was to be left for the lost one."""

@@ -3,7 +3,7 @@ session decodes as before, and it goes over when the successor has come as far.
 
 Hops know nothing of that. To them a successor is another session of the same client, which begins with all that there
 is of the sequence. Its tail draws the tokens that the running circuit's draws, since draws depend on seed and position;
-one that draws others ends it. Nothing waits for a successor, and nothing is lost with it.
+one that draws others ends it. Nothing waits for a successor, and nothing is lost with it. `SuccessorCore` decides.
 """
 
 import asyncio
@@ -17,18 +17,19 @@ from molink.client.circuit.reserving import HopRefused, Report, ReservationReque
 from molink.client.circuit.session_request import Speculation, start_of
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.session_tokens import SessionTokens
+from molink.client.epochs.successor_core import (
+    FormSuccessor,
+    GiveSuccessorUp,
+    SequenceLengths,
+    SuccessorCore,
+    SuccessorDrew,
+    SuccessorEffect,
+    SuccessorFailed,
+    SuccessorOverdue,
+    TakeOver,
+)
 from molink.client.errors import as_said
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.routing import Route
-
-STARTS = 2
-"""On what there is of the sequence; and, when that is computed, on what has come meanwhile, which is a short chunk."""
-WITHIN_S = 20.0
-"""A successor that has not come as far by then is given up."""
-WORTH = 2.0
-"""The tokens that are to come have to gain so many times what the successor takes to compute those before."""
-MOST_COMPUTING_S = WITHIN_S / 2
-"""A sequence that takes longer is not computed anew: predictions may be wrong by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,11 @@ class MovingSession:
     session is that one. False: it is no such token, or none is wanted."""
     report: Report
 
-
-def is_worth_computing(session: MovingSession, standing: Route, other: Route) -> bool:
-    """Whether the tokens that are to come gain enough by a route on which those before are computed anew in time:
-    predictions are for the prompt, and a longer sequence takes longer in proportion."""
-    tokens, template = len(session.tokens.arrived), session.template
-    standing_ms = max(standing.tpot_ms, 1000 * session.circuits.measured_s)
-    computing_ms = other.ttft_ms * tokens / max(1, template.prompt_tokens)
-    gain_ms = (standing_ms - other.tpot_ms) * (template.capacity_tokens - tokens)
-    return WORTH * computing_ms < gain_ms and computing_ms <= 1000 * MOST_COMPUTING_S
+    @property
+    def lengths(self) -> SequenceLengths:
+        """Of the session's sequence now, with what waits to be taken."""
+        template, tokens = self.template, len(self.tokens.arrived)
+        return SequenceLengths(template.prompt_tokens, tokens, template.capacity_tokens)
 
 
 class Successor:
@@ -70,9 +67,9 @@ class Successor:
         self._descriptor = pb.SessionDescriptor()
         """Of the latest start."""
         self._circuit: ActiveCircuit | None = None
-        self._drawn = 0
-        """Tokens that have come over the circuit since it was started last."""
-        self._fault = ""
+        self._core = SuccessorCore()
+        self._next: SuccessorEffect | None = None
+        """What is to be done, outside of callbacks."""
         self._news = asyncio.Event()
         self._is_taken = False
 
@@ -83,15 +80,14 @@ class Successor:
             HopRefused: it does not come to that.
         """
         self._builder.connection.register(self._template.session, self)
+        self._next = self._core.begin(asyncio.get_running_loop().time())
         try:
-            async with asyncio.timeout(WITHIN_S):
-                for _ in range(STARTS):
-                    if not self._is_taken:
-                        await self._start()
-                        await self._until(lambda: self._drawn > 0)
-                await self._until(lambda: self._is_taken)
+            async with asyncio.timeout_at(self._core.deadline_s):
+                while not self._is_taken:
+                    await self._do_next()
         except TimeoutError:
-            raise HopRefused("", "slow", "its successor does not come as far") from None
+            self._note(self._core.handle(SuccessorOverdue()))
+            await self._do_next()
         finally:
             if not self._is_taken:
                 self._builder.connection.unregister(self._template.session)
@@ -101,21 +97,21 @@ class Successor:
 
     def end(self, reason: str) -> None:
         """The session goes on as it is."""
-        self._fault = self._fault or reason
-        self._news.set()
+        self._note(self._core.handle(SuccessorFailed(reason)))
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
         circuit, sequence = self._circuit, self._session.tokens.arrived
         if circuit is None or (sender, token.epoch) != (circuit.head.peer_id, circuit.descriptor.epoch):
             return
-        self._drawn += 1
+        is_same = token.position >= len(sequence) or sequence[token.position] == token.token_id
+        effect = self._core.handle(SuccessorDrew(token.position, len(sequence), is_same))
+        if not isinstance(effect, TakeOver):
+            self._note(effect)
+            return
+        self._is_taken = self._session.take_over(self._template, circuit, token)
         self._news.set()
-        if token.position == len(sequence):
-            self._is_taken = self._session.take_over(self._template, circuit, token)
-            if not self._is_taken:
-                self.end("its successor drew what cannot be the next token")
-        elif token.position > len(sequence) or sequence[token.position] != token.token_id:
-            self.end("its successor draws other tokens")
+        if not self._is_taken:
+            self.end("its successor drew what cannot be the next token")
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         self._end_with(sender, as_said(failed.detail) or as_said(failed.code))
@@ -132,7 +128,7 @@ class Successor:
 
     async def _start(self) -> None:
         """Has the circuit formed, in an epoch of its own, and steps what its hops do not hold."""
-        self._circuit, self._drawn = None, 0
+        self._circuit = None
         route, peers, builder = self._planned.route, self._planned.peers, self._builder
         now_s, circuits = asyncio.get_running_loop().time(), self._session.circuits
         builder.end_session(self._descriptor)
@@ -142,19 +138,32 @@ class Successor:
         sequence = tuple(self._session.tokens.arrived)
         self._descriptor = describe(self._template, route, peers, builder.spec, circuits.last_epoch)
         asked = ReservationRequest(self._descriptor, route, peers, len(sequence))
-        circuit = await builder.settle(asked, now_s + WITHIN_S, _tell_nobody)
+        circuit = await builder.settle(asked, self._core.deadline_s, _tell_nobody)
         start = start_of(self._template, self._session.speculation, sequence, circuit.position)
         if not circuit.head.post(start):
             raise HopRefused(circuit.head.peer_id, "lost", "the head takes no more")
         self._circuit = circuit
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not self._fault:
-            if holds():
-                return
-            self._news.clear()
-            await self._news.wait()
-        raise HopRefused("", "move", self._fault)
+    def _note(self, effect: SuccessorEffect | None) -> None:
+        if effect is not None:
+            self._next = effect
+            self._news.set()
+
+    async def _do_next(self) -> None:
+        """What the core has asked for, or waits until it asks for something.
+
+        Raises:
+            HopRefused: a hop has refused, or the core gives the successor up.
+        """
+        effect, self._next = self._next, None
+        match effect:
+            case FormSuccessor():
+                await self._start()
+            case GiveSuccessorUp(reason):
+                raise HopRefused("", "move", reason)
+            case _:
+                self._news.clear()
+                await self._news.wait()
 
     def _leave(self) -> None:
         """Gives back whatever hops may have granted."""

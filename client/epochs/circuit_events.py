@@ -83,11 +83,17 @@ class ReservationRefused:
     """Of the hop that refused."""
     standby: str = ""
     """Who keeps a copy of the KV cache of that hop, if it is one of a circuit that was seized."""
+    all_granted: bool = False
+    """Whether every hop had granted its lease, so that each span has a living holder: one of them has not got ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
     """Event: answers `Reserve` or `Seize`: not all hops were ready at the deadline."""
+
+    draw: float = 1.0
+    all_granted: bool = False
+    """As of `ReservationRefused`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.loading.loader import StageSettings, load_stage
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sampling import Outcome
 from molink.shards.spec import ModelSpec, Span
 
@@ -27,6 +28,11 @@ class StageEngine(Protocol):
     thread."""
 
     spec: ModelSpec
+
+    @property
+    def recorded_drawing(self) -> RecordedDrawing | None:
+        """How it draws tokens in one launch, if it can."""
+        ...
 
     def detach(self, span: Span) -> None: ...
 

@@ -136,7 +136,7 @@ def drawn(
         requests = [
             request for one, at in zip(asked, positions, strict=True) for request in _requests(one, at)
         ]
-        drawn_rows = iter(sample_each(result, requests))
+        drawn_rows = iter(sample_each(result, requests, recorded=engine.recorded_drawing))
     else:
         drawn_rows = iter(result)
     sampled: list[tuple[Sampled, ...]] = []

@@ -90,7 +90,8 @@ class Head(Generic[Session, Payload]):
     def add_return(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
         """The token of a session is back, and there is this next step: it begins with a later `steps_ready`."""
         if session not in self._limit:
-            self._limit.add_session(session, session.place.circuit, session.place.stages)
+            guessed = session.progress.guesser is not None
+            self._limit.add_session(session, session.place.circuit, session.place.stages, guessed=guessed)
         self._returned[session] = step, payload
         self._limit.record_return(session, now_s)
 
@@ -129,8 +130,11 @@ class Head(Generic[Session, Payload]):
         if not session.is_tail:
             return self._limit.load_of(session, len(self._prefilling))
         others = [trip for other, trip in self._lone.items() if other is not session]
-        rows = sum([1 + one.guesses for one in others])
-        return TripLoad(BatchLoad(rows, sum([one.tokens for one in others]))) if others else ALONE
+        if not others:
+            return ALONE
+        guesses = sum([one.guesses for one in others])
+        beside = BatchLoad(len(others) + guesses, sum([one.tokens for one in others]), guesses)
+        return TripLoad(beside, has_bystanders=any(one.progress.guesser is None for one in self._lone))
 
     def end_decode(self, session: Session) -> None:
         """No further decode step of the session is to come."""

@@ -23,6 +23,10 @@ TABLE_TOKEN_BYTES = 128
 latents have them (keys and values have one of each), TABLE_ROWS times."""
 RECORDED_ROWS = 199
 """Of the results of all recorded steps together: 1, 2, 4, 8, 16, 24, 32, 48 and 64 (`shards/batching/decode.py`)."""
+DRAWN_NUMBERS = 65_536
+"""Of each row's vocabulary, that recorded drawings weigh together (`shards/sampling/weights.py`)."""
+DRAWN_BYTES = 24
+"""Of each of these: a copy of the logit, its weight in float64, and that once more."""
 LIBRARY_STREAMS = 2
 """Streams on which matrix libraries have work space of their own: that of steps and that of recordings."""
 LIBRARY_BYTES = 32 * 1024**2
@@ -88,10 +92,12 @@ def workspace_bytes(spec: ModelSpec, max_batch_tokens: int) -> int:
 def gpu_reserve_bytes(spec: ModelSpec, total_bytes: int, library_bytes: int = LIBRARY_BYTES) -> int:
     """What a GPU of `total_bytes` holds beside weights, KV cache and a step's work space: tables of blocks, results and
     work space of recorded steps, what matrix libraries take for themselves (`library_bytes` on each stream, as
-    measured), partial results, scores of attention, and what fragmentation costs."""
+    measured), recorded drawings, partial results, scores of attention, and what fragmentation costs."""
     tables = len(set(spec.kv_windows or (None,))) * TABLE_TOKEN_BYTES * spec.context_length
     recorded = RECORDED_ROWS * max(spec.hidden_size, spec.vocabulary_size) * _FLOAT32_BYTES
     recorded += workspace_bytes(spec, TABLE_ROWS)
+    recorded += TABLE_ROWS * _FLOAT32_BYTES * spec.vocabulary_size  # the logits that are drawn from
+    recorded += TABLE_ROWS * DRAWN_BYTES * min(spec.vocabulary_size, DRAWN_NUMBERS)
     partial = PARTIAL_VECTORS * spec.hidden_size * _FLOAT32_BYTES
     fragments = int(FRAGMENTS_SHARE * total_bytes) + FRAGMENTS_BYTES
     return tables + recorded + LIBRARY_STREAMS * library_bytes + partial + SCORES_BYTES + fragments

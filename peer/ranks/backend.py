@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -107,6 +107,9 @@ class RankedCache(SequenceCache):
 
 class RankedEngine:
     """Has all ranks make each step. Used from one thread, as any engine."""
+
+    recorded_drawing: Final = None
+    """The first rank draws."""
 
     def __init__(self, spec: ModelSpec, ranks: RankProcesses) -> None:
         self.spec = spec

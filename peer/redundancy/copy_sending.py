@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.copy_forms import GATHERED_TOKENS, CopyForm
 
 PORTION_BYTES = 256 * 1024
 """Of one message: to read it from a device, and to write it there, takes less than a decode step."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """On the way to a partner, or waiting there. Where one token takes more, one token may be."""
 GATHER_S = 0.25
-"""Fewer tokens than a block wait so long for those of other sessions."""
-GATHERED_TOKENS = 16
+"""Fewer than GATHERED_TOKENS, which a partner computes in one step, and than fill a portion, wait so long for more, and
+for those of other sessions: messages, with their acknowledgements and answers, cost a hop more than their bytes."""
 MOST_OPENINGS = 4
 """How often a partner may begin a session's copy anew: what it asks for twice, its hop sends twice."""
 
@@ -237,9 +237,11 @@ class CopySending(Generic[Key]):
     ) -> float:
         """When these may go: at once if there are enough tokens of one, else once the first has waited."""
         least_s = math.inf
-        for key in lacking:
+        for key, (form, _) in lacking.items():
             copy = self._copies[key]
-            if held[key] - copy.sent_tokens >= GATHERED_TOKENS or key in self._hastened:
+            tokens = held[key] - copy.sent_tokens
+            is_enough = tokens >= GATHERED_TOKENS or tokens * copy.token_bytes[form] >= PORTION_BYTES
+            if is_enough or key in self._hastened:
                 return now_s
             copy.least_s = copy.least_s or now_s + GATHER_S
             least_s = min(least_s, copy.least_s)

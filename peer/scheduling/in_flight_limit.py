@@ -2,7 +2,8 @@
 
 A session whose token has come back is ready. It goes on at once if fewer micro-batches of its circuit are on their way
 than the rule allows, and otherwise with the next that comes back; all that are ready go together, up to the rule's
-size. Only one micro-batch of a circuit is at the head's own engine at a time, or two would become one there.
+size, those first that travel already. Only one micro-batch of a circuit is at the head's own engine at a time, or two
+would become one there.
 
 Nobody waits longer for the others than an iteration takes, as predicted or as the last one did; a session that is alone
 on its circuit never waits.
@@ -27,7 +28,7 @@ UNPREDICTED = 1.25
 WAIT_WEIGHT = 0.2
 """Of the latest trip in the average of how long trips wait."""
 ROWS_WEIGHT = 0.1
-"""Of the latest trip in the average of its session's rows."""
+"""Of the latest trips of all sessions in the average of their rows."""
 OTHER_ROWS = 1.25
 """With so many times as many rows, or as few, another number of micro-batches may be the best."""
 
@@ -41,6 +42,8 @@ class _MicroBatch(Generic[SessionT]):
     rows: int
     tokens: float
     """That its trips are expected to bring."""
+    guesses: int = 0
+    """Of the rows."""
     predicted_ms: float = 0.0
     """0: nobody has predicted it."""
 
@@ -51,22 +54,25 @@ class _CircuitState(Generic[SessionT]):
 
     circuit: Circuit
     stages: Sequence[PipelineStage]
-    sessions: set[SessionT] = field(default_factory=set)
+    sessions: dict[SessionT, bool] = field(default_factory=dict)
+    """Whether each one's tokens are guessed."""
     ready: dict[SessionT, float] = field(default_factory=dict)
     """Since when, longest first."""
+    newcomers: set[SessionT] = field(default_factory=set)
+    """Who has not been let go yet."""
     in_flight: list[_MicroBatch[SessionT]] = field(default_factory=list)
     at_head: set[SessionT] = field(default_factory=set)
     """Of the micro-batch that was let go last, until the head has computed it."""
     plan: InFlightPlan | None = None
-    """For as many sessions as there are now."""
+    """The latest one."""
     iteration_s: float = 0.0
     """Of the micro-batch that came back last."""
     waited_ms: float = 0.0
     """By how much micro-batches took longer than predicted, of late."""
     rows_each: float = 1.0
     """Of a session's trips, of late: with guesses more than one."""
-    planned_rows: float = 1.0
-    """For which `plan` was made."""
+    planned_rows: float = 0.0
+    """For which `plan` was made; 0: there is to be another one, for as many sessions as there are now."""
 
 
 class InFlightLimit(Generic[SessionT]):
@@ -87,12 +93,15 @@ class InFlightLimit(Generic[SessionT]):
         """Whether the session decodes along a circuit, as far as is known here."""
         return session in self._state_of
 
-    def add_session(self, session: SessionT, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
-        """A session decodes along that circuit from now on."""
+    def add_session(
+        self, session: SessionT, circuit: Circuit, stages: Sequence[PipelineStage], *, guessed: bool = False
+    ) -> None:
+        """A session decodes along that circuit from now on. `guessed`: somebody guesses its tokens."""
         state = self._states.setdefault(circuit, _CircuitState(circuit, stages))
         state.stages = stages
-        state.sessions.add(session)
-        state.plan = None
+        state.sessions[session] = guessed
+        state.newcomers.add(session)
+        state.planned_rows = 0.0
         self._state_of[session] = state
 
     def record_return(self, session: SessionT, now_s: float) -> None:
@@ -118,8 +127,9 @@ class InFlightLimit(Generic[SessionT]):
             return
         _remove(state, session)
         state.ready.pop(session, None)
-        state.sessions.discard(session)
-        state.plan = None
+        state.sessions.pop(session, None)
+        state.newcomers.discard(session)
+        state.planned_rows = 0.0
         if not state.sessions:
             del self._states[state.circuit]
 
@@ -128,7 +138,8 @@ class InFlightLimit(Generic[SessionT]):
         released: list[SessionT] = []
         for state in self._states.values():
             if state.ready and not state.at_head and self._may_release(state, now_s):
-                batch = list(state.ready)[: self._plan_of(state).max_sessions]
+                batch = self._next_batch(state, now_s)
+                state.newcomers.difference_update(batch)
                 for session in batch:
                     del state.ready[session]
                 state.in_flight.append(_MicroBatch(now_s, set(batch), len(batch), len(batch)))
@@ -141,20 +152,23 @@ class InFlightLimit(Generic[SessionT]):
         micro-batch count as what has been recorded of theirs, and as one row before that."""
         state = self._state_of[session]
         own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
-        beside = BatchLoad(own.rows - 1, own.tokens - 1) if own.rows > 1 else None
-        others = tuple(BatchLoad(one.rows, one.tokens) for one in state.in_flight if one is not own)
-        return TripLoad(beside, others, state.waited_ms, prompts)
+        beside = BatchLoad(own.rows - 1, own.tokens - 1, own.guesses) if own.rows > 1 else None
+        others = tuple(
+            BatchLoad(one.rows, one.tokens, one.guesses) for one in state.in_flight if one is not own
+        )
+        return TripLoad(beside, others, state.waited_ms, not all(state.sessions.values()), prompts)
 
     def record_begun(self, session: SessionT, trip: TripBegun) -> None:
         """That trip of a session that was released last has begun."""
         state = self._state_of[session]
         own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
         own.rows += trip.guesses
+        own.guesses += trip.guesses
         own.tokens += trip.tokens - 1
         own.predicted_ms = max(own.predicted_ms, trip.predicted_ms)
-        state.rows_each += ROWS_WEIGHT * (1 + trip.guesses - state.rows_each)
-        if not 1 / OTHER_ROWS < state.rows_each / state.planned_rows < OTHER_ROWS:
-            state.plan = None
+        state.rows_each += ROWS_WEIGHT / len(state.sessions) * (1 + trip.guesses - state.rows_each)
+        if not state.planned_rows / OTHER_ROWS < state.rows_each < state.planned_rows * OTHER_ROWS:
+            state.planned_rows = 0.0
 
     def due_s(self) -> float | None:
         """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""
@@ -169,6 +183,14 @@ class InFlightLimit(Generic[SessionT]):
         counted = sum(batch.begun_s > lost_s for batch in state.in_flight)
         return counted < self._plan_of(state).micro_batches
 
+    def _next_batch(self, state: _CircuitState[SessionT], now_s: float) -> list[SessionT]:
+        """The ready sessions that go together. Who begins to decode takes no place from those who travel already: of
+        these one would wait for the next micro-batch, which may have a place."""
+        most, ready = self._plan_of(state).max_sessions, list(state.ready)
+        if len(ready) > most and now_s < self._patience_ends_s(state):
+            ready.sort(key=state.newcomers.__contains__)
+        return ready[:most]
+
     def _patience_ends_s(self, state: _CircuitState[SessionT]) -> float:
         return next(iter(state.ready.values())) + min(self._iteration_s(state), MOST_HELD_S)
 
@@ -176,8 +198,11 @@ class InFlightLimit(Generic[SessionT]):
         return max(self._plan_of(state).iteration_ms / 1000, state.iteration_s)
 
     def _plan_of(self, state: _CircuitState[SessionT]) -> InFlightPlan:
-        if state.plan is None:
-            state.plan = self._rule(state.stages, len(state.sessions), self._max_rows, state.rows_each)
+        if state.plan is None or not state.planned_rows:
+            planned = 0 if state.plan is None else state.plan.micro_batches
+            state.plan = self._rule(
+                state.stages, len(state.sessions), self._max_rows, state.rows_each, planned
+            )
             state.planned_rows = state.rows_each
         return state.plan
 

@@ -23,6 +23,9 @@ MOST_MICRO_BATCHES = 64
 ALIKE = 1.05
 """Of iterations that differ by less, the one with the fewest micro-batches counts: each costs messages, and work of
 stages that other circuits and prefills could use, or that share their processors with each other."""
+STILL_ALIKE = 1.025
+"""Fewer than there are now count only if their iterations differ by less than this: where micro-batches become fewer,
+sessions wait for others once, up to an iteration, and numbers that are about as good must not take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,15 @@ class Rule(Protocol):
     """How many micro-batches are in flight on a circuit."""
 
     def __call__(
-        self, stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+        self,
+        stages: Sequence[PipelineStage],
+        sessions: int,
+        max_rows: int,
+        rows_each: float = 1.0,
+        planned: int = 0,
     ) -> InFlightPlan:
         """`sessions` (1 or more) decode along the stages with so many rows each, 1 or with guesses more on average, and
-        at most `max_rows` step together."""
+        at most `max_rows` step together. Until now so many micro-batches were `planned`, 0: none."""
 
 
 def iteration_ms(
@@ -70,21 +78,35 @@ def iteration_ms(
 
 
 def molink(
-    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    stages: Sequence[PipelineStage],
+    sessions: int,
+    max_rows: int,
+    rows_each: float = 1.0,
+    planned: int = 0,
 ) -> InFlightPlan:
     """The smallest number that is predicted to give each session its next token as soon as any, but for 5 %.
 
     The sessions are given, so that is the highest throughput too. All numbers are predicted, not only those up to the
-    first that gets worse: measured profiles have steps.
+    first that gets worse: measured profiles have steps. Of more that are planned already as many stay as give it sooner
+    by half of that.
     """
     counts = range(_fewest(sessions, max_rows, rows_each), _most(sessions, max_rows, rows_each) + 1)
     predicted = [_plan(stages, sessions, count, rows_each) for count in counts]
-    limit_ms = min(one.iteration_ms for one in predicted) * ALIKE
-    return next(one for one in predicted if one.iteration_ms <= limit_ms)
+    best_ms = min(one.iteration_ms for one in predicted)
+    fewest = next(one for one in predicted if one.iteration_ms <= best_ms * ALIKE)
+    now = predicted[min(max(planned, counts[0]), counts[-1]) - counts[0]]
+    if fewest.micro_batches >= now.micro_batches or now.iteration_ms > best_ms * ALIKE:
+        return fewest
+    fewer = predicted[: predicted.index(now)]
+    return next((one for one in fewer if one.iteration_ms <= best_ms * STILL_ALIKE), now)
 
 
 def system(
-    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    stages: Sequence[PipelineStage],
+    sessions: int,
+    max_rows: int,
+    rows_each: float = 1.0,
+    planned: int = 0,  # noqa: ARG001 - as every rule
 ) -> InFlightPlan:
     """From one micro-batch upward, as long as one more fits into the bubble that is left.
 
@@ -103,7 +125,11 @@ def system(
 
 
 def transmission(
-    stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+    stages: Sequence[PipelineStage],
+    sessions: int,
+    max_rows: int,
+    rows_each: float = 1.0,
+    planned: int = 0,  # noqa: ARG001 - as every rule
 ) -> InFlightPlan:
     """The best of N to 2 N for N stages, or as many as there are sessions if these are fewer."""
     fewest, most = _fewest(sessions, max_rows, rows_each), _most(sessions, max_rows, rows_each)
@@ -118,7 +144,11 @@ def fixed(micro_batches: int) -> Rule:
         raise ValueError(f"1 to {MOST_MICRO_BATCHES} micro-batches can circulate, not {micro_batches}")
 
     def rule(
-        stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+        stages: Sequence[PipelineStage],
+        sessions: int,
+        max_rows: int,
+        rows_each: float = 1.0,
+        planned: int = 0,  # noqa: ARG001 - as every rule
     ) -> InFlightPlan:
         most = min(micro_batches, _most(sessions, max_rows, rows_each))
         return _plan(stages, sessions, max(_fewest(sessions, max_rows, rows_each), most), rows_each)

@@ -10,6 +10,13 @@ class BatchLoad:
     rows: int
     tokens: float
     """That its trips are expected to bring."""
+    guesses: int = 0
+    """Of the rows: the others are one for each session."""
+
+    @property
+    def sessions(self) -> int:
+        """As many rows as it would have without guesses."""
+        return self.rows - self.guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,8 @@ class TripLoad:
     """The other micro-batches in flight."""
     waited_ms: float = 0.0
     """By how much trips of late took longer than predicted: they waited for engines that others use."""
+    has_bystanders: bool = False
+    """Whether sessions are among these whose tokens nobody guesses."""
     prompts: int = 0
     """Sessions that wait for their first token: what decode takes of an uplink, their prompts wait for."""
 

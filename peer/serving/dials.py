@@ -49,8 +49,11 @@ class DialBackoff:
         return shared.count < SHARED_FAILURES or now >= shared.not_before_s
 
     def failed(self, peer_id: str, address: str, now: float) -> None:
-        """Nobody answered there, or not that identity."""
+        """Nobody answered there, or not that identity. Whoever else has waited for the same dial says the same, and it
+        counts once."""
         claim = peer_id, address
+        if now < self._claims.get(claim, DialFailures()).not_before_s:
+            return
         _remember(self._claims, claim, self._claims.get(claim, DialFailures()).and_one(now))
         if claim not in self._proven:
             _remember(self._addresses, address, self._addresses.get(address, DialFailures()).and_one(now))

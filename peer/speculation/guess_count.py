@@ -4,16 +4,22 @@ tokens in a time, which is the least time per token. Pure.
 A trip of k guesses brings the expected 1 + q1 + ... + qk tokens, where qi is the chance that the first i are right, and
 costs every hop k rows more. While distance is what takes the time, these are nearly free. Where engines or uplinks are
 the bottleneck, every row delays the other sessions, so that few guesses pay, or none; since their tokens count like
-one's own, no session takes more from the others than it gains.
+one's own, no session takes more from the others than it gains. What is not guessed gains nothing, and is made to wait
+by a tenth at most.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add, mul
 
-from molink.peer.scheduling.trip_load import ALONE, TripLoad
+from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripLoad
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
+
+BYSTANDERS_WAIT = 1.1
+"""By this factor guesses may lengthen the trips of sessions whose tokens nobody guesses."""
+NOBODY = BatchLoad(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +69,35 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
 
     Where trips take longer than predicted because they wait for engines, a row counts for what it makes others wait as
     well: in a queue the delay of all that one piece of work causes is that work over the idle share. Where prompts are
-    on their way, each of them waits for what guesses take of the uplink.
+    on their way, each of them waits for what guesses take of the uplink. Where tokens of other sessions are not
+    guessed, all guesses together may make a trip BYSTANDERS_WAIT times as long at most.
     """
-    beside_rows, beside_tokens = (0, 0.0) if load.beside is None else (load.beside.rows, load.beside.tokens)
+    beside = NOBODY if load.beside is None else load.beside
     others_ms = costs.busy_ms([one.rows for one in load.others])
     other_ways_ms = [(one.tokens, costs.of_rows(one.rows).way_ms + load.waited_ms) for one in load.others]
-    first = costs.of_rows(beside_rows + 1)
-    computed_ms = first.computed_ms
-    crowding = load.waited_ms / computed_ms if computed_ms else 0.0
-    best, most_tokens_per_ms, tokens = 0, 0.0, beside_tokens
+    first = costs.of_rows(beside.rows + 1)
+    crowding = load.waited_ms / first.computed_ms if first.computed_ms else 0.0
+
+    def trip_ms(rows: int, others_ms: Sequence[float]) -> tuple[float, float]:
+        """What a trip takes, and what passes between two of those micro-batches at least."""
+        own = costs.of_rows(rows)
+        way_ms = own.way_ms + load.waited_ms + crowding * (own.computed_ms - first.computed_ms)
+        pace_ms = costs.pace_ms(rows, others_ms) + load.waited_ms
+        return max(way_ms, pace_ms), pace_ms
+
+    most_ms = math.inf
+    if load.has_bystanders:
+        unguessed_ms = costs.busy_ms([one.sessions for one in load.others])
+        most_ms = BYSTANDERS_WAIT * trip_ms(beside.sessions + 1, unguessed_ms)[0]
+    best, most_tokens_per_ms, tokens = 0, 0.0, beside.tokens
     for guesses, together in enumerate(accumulate(chances, mul, initial=1.0)):
         tokens += together
-        rows = beside_rows + 1 + guesses
-        own, pace_ms = costs.of_rows(rows), costs.pace_ms(rows, others_ms) + load.waited_ms
-        way_ms = own.way_ms + load.waited_ms + crowding * (own.computed_ms - computed_ms)
-        delayed_ms = load.prompts * (own.sent_ms - first.sent_ms)
-        tokens_per_ms = tokens / (max(way_ms, pace_ms) + delayed_ms)
+        rows = beside.rows + 1 + guesses
+        taken_ms, pace_ms = trip_ms(rows, others_ms)
+        if guesses and taken_ms > most_ms:
+            break
+        delayed_ms = load.prompts * (costs.of_rows(rows).sent_ms - first.sent_ms)
+        tokens_per_ms = tokens / (taken_ms + delayed_ms)
         for others, other_ms in other_ways_ms:
             tokens_per_ms += others / max(other_ms, pace_ms)
         if tokens_per_ms > most_tokens_per_ms:

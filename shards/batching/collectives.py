@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from molink.shards.batching.decode import Recorder
+from molink.shards.device.cuda_graphs import Recorder
 from molink.shards.device.device import Device
 
 HOST = "127.0.0.1"

@@ -5,14 +5,13 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from molink.shards.batching.mixed import MixedBatch, Upload
 from molink.shards.batching.partial_step import Rows
-from molink.shards.device.cuda_graphs import CudaGraphs
+from molink.shards.device.cuda_graphs import CudaGraphs, Recorder
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
 from molink.shards.device.waiting import WaitsForDevice, refusing_waits
@@ -32,15 +31,6 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """A step of fewer sessions than one of these has rows of nobody."""
 
 _log = logging.getLogger(__name__)
-
-
-class Recorder(Protocol):
-    """Makes a function that does again what `step` does, on the same memory."""
-
-    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` is called at least once; what comes back has not run yet. Raises whatever goes wrong; then
-        the device is as it was before."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,7 @@ from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.model.stage import Stage, View
 from molink.shards.paged_attention.paged_rows import PagedRows
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.spec import ModelSpec, Span
 
 __all__ = ["Engine", "Rows"]
@@ -63,6 +64,8 @@ class Engine:
         self._accepted = AcceptedRows()
         self.paged = PagedSpans(self._open_paged)
         """Which way decode steps go on each span."""
+        self.recorded_drawing = _recorded_drawing(spec, self._device, decoding)
+        """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -88,14 +91,24 @@ class Engine:
         self._stages.require(span)
         self._device.enter()
         self.paged.changed(self._stages.drop(span), self.held)
+        if self.recorded_drawing is not None and not self._ends:
+            self.recorded_drawing.forget()
         self.pool.forget(span)
         collect_garbage()
 
     def record_next(self) -> bool:
-        """Records decode steps of one more size on layers that were attached since; whether there was one to record.
-        Sessions may step in between, unrecorded where they would be of that size."""
+        """Records decode steps of one more size on layers that were attached since, and drawings behind the last layer;
+        whether there was one to record. Sessions may step in between, unrecorded where they would be of that size."""
         paged = self.to_record()
-        return paged is not None and paged.record_next()
+        if paged is not None:
+            return paged.record_next()
+        drawing = self.recorded_drawing
+        return drawing is not None and self._ends and drawing.record_next()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the model's last layer is held."""
+        return any(span.stop == self.spec.layers for span in self.held)
 
     def to_record(self, span: Span | None = None) -> PagedSpan | None:
         """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""
@@ -304,6 +317,12 @@ def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:
         if row.scores is not None:
             row.scores.score(row.cache.length, hidden[:, first : first + row.count], tail.logits)
         first += row.count
+
+
+def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:
+    if decoding is None or decoding.recorder is None:
+        return None
+    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from molink.shards.device.device import Device
+
+
+class Recorder(Protocol):
+    """Makes a function that does again what `step` does, on the same memory."""
+
+    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`step` is called at least once; what comes back has not run yet. Raises whatever goes wrong; then
+        the device is as it was before."""
+        ...
 
 
 class CudaGraphs:
@@ -18,6 +28,8 @@ class CudaGraphs:
         self._device = device
         self._aside: Any = None  # torch has no public names for the types
         self._pool: Any = None
+        self._recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        """Those that somebody may still replay. They hold the pool: when none is left, it is gone."""
         self._broken: list[torch.cuda.CUDAGraph] = []
         """Those that could not be ended: allocators may still ask them which memory is theirs."""
 
@@ -28,7 +40,9 @@ class CudaGraphs:
         that a capture goes on, if the capture cannot be ended. So here each is put back by itself.
         """
         if self._aside is None:
-            self._aside, self._pool = self._device.new_stream(), torch.cuda.graph_pool_handle()
+            self._aside = self._device.new_stream()
+        if not self._recorded:
+            self._pool = torch.cuda.graph_pool_handle()
         aside, computing = self._aside, torch.cuda.current_stream(self._device.place)
         aside.wait_stream(computing)
         try:
@@ -58,12 +72,14 @@ class CudaGraphs:
         except BaseException:
             self._abandon(graph, capturing=capturing)
             raise
+        self._recorded.add(graph)
         return graph, result
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, *, capturing: bool) -> None:
         """Ends what a capture began on the stream and in the allocator. Another one would begin with new ones."""
         pool, index = self._pool, self._device.place.index or 0
         self._aside = self._pool = None
+        self._recorded = WeakSet()
         if capturing:
             with suppress(Exception):  # it says what is known already
                 graph.capture_end()

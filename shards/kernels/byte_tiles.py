@@ -1,6 +1,6 @@
 """How much of a matrix of bytes one program multiplies, so that it fits a card and fills it. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from molink.shards.paged_attention.paged_tiles import LEAST_SHARED_BYTES
 
@@ -11,6 +11,10 @@ _LEAST = 16
 _COLUMNS = (64, 32, 16)
 _STEP = 128
 _STAGES = (4, 3, 2, 1)
+_LEAST_STEPS = 4
+"""Of one part of the numbers: fewer would be over before their loads overlap."""
+_PROGRAMS = 3
+"""For each processor: so many keep its memory busy."""
 _FLOAT32_BYTES = 4
 
 
@@ -25,6 +29,12 @@ class ByteTile:
     """Numbers of each row that are multiplied at a time."""
     stages: int
     """Steps whose loads are on their way at the same time."""
+    parts: int = 1
+    """Of each row's numbers: programs of their own multiply each, and the sums are added afterwards."""
+
+    def part_numbers(self, numbers: int) -> int:
+        """How many of a row's numbers are in one part, a multiple of the step."""
+        return -(-numbers // (self.parts * self.step)) * self.step
 
 
 def shared_bytes(tile: ByteTile, element_bytes: int) -> int:
@@ -37,19 +47,37 @@ def shared_bytes(tile: ByteTile, element_bytes: int) -> int:
 
 
 def tile_for(
-    rows: int, columns: int, processors: int, element_bytes: int, limit_bytes: int
+    rows: int, shape: tuple[int, int], processors: int, element_bytes: int, limit_bytes: int
 ) -> ByteTile | None:
-    """The tile for so many rows and a product of so many columns: as wide as leaves work for all processors, with as
-    many loads on their way as fit `limit_bytes` of shared memory. None where there are too many rows, or none fits.
+    """The tile for so many rows and a matrix of that shape, whose rows are the product's columns.
 
-    In float32, and on Turing in all dtypes, the compiler multiplies without tensor cores, out of registers: there they
-    are the limit.
+    It is as wide as leaves work for all processors, with as many loads on their way as fit `limit_bytes` of shared
+    memory. Where columns alone are too few for all processors, what is summed up is cut in parts as well ("split-K",
+    NVIDIA, CUTLASS, "Efficient GEMM in CUDA"). None where there are too many rows, or none fits. In float32, and on
+    Turing in all dtypes, the compiler multiplies without tensor cores, out of registers: there they are the limit.
     """
     if rows > MOST_ROWS:
         return None
+    columns, numbers = shape
     padded = max(_LEAST, 1 << (rows - 1).bit_length())
-    wide = next((width for width in _COLUMNS if columns >= width * processors), _LEAST)
+    most = _most_parts(numbers, _STEP)
+    wide = next((width for width in _COLUMNS if columns * most >= 2 * width * processors), _LEAST)
     if limit_bytes <= LEAST_SHARED_BYTES or element_bytes == _FLOAT32_BYTES:
-        return ByteTile(padded, min(wide, 2 * _LEAST), 2 * _LEAST, 2)
+        return _in_parts(ByteTile(padded, min(wide, 2 * _LEAST), 2 * _LEAST, 2), shape, processors)
     tiles = (ByteTile(padded, wide, step, stages) for step in (_STEP, _STEP // 2) for stages in _STAGES)
-    return next((tile for tile in tiles if shared_bytes(tile, element_bytes) <= limit_bytes), None)
+    fitting = next((tile for tile in tiles if shared_bytes(tile, element_bytes) <= limit_bytes), None)
+    return None if fitting is None else _in_parts(fitting, shape, processors)
+
+
+def _most_parts(numbers: int, step: int) -> int:
+    return max(1, numbers // (_LEAST_STEPS * step))
+
+
+def _in_parts(tile: ByteTile, shape: tuple[int, int], processors: int) -> ByteTile:
+    """The same tile, with as many parts as give every processor enough programs."""
+    columns, numbers = shape
+    programs = -(-columns // tile.columns)
+    wanted = -(-_PROGRAMS * processors // programs)
+    parts = min(wanted, _most_parts(numbers, tile.step))
+    cut = replace(tile, parts=parts)
+    return replace(tile, parts=-(-numbers // cut.part_numbers(numbers)))

@@ -9,7 +9,7 @@ agree keeps its own way, and so does every step whose batch does not fuse.
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.attention.rotations import install_rotations
 from molink.shards.errors import in_one_line
+from molink.shards.kernels.joined_products import install_joined
 from molink.shards.matrices.by_bytes import ByteProduct, ByteProducts
 from molink.shards.matrices.quantized_matrices import Int8Matrices, QuantizedMatrices
 
@@ -101,15 +102,25 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
     that is not the module's own, leaves the module as it was."""
     if kernels is None:
         return
-    try:
-        modules = [module for module in model.modules() if "forward" not in module.__dict__]
-        norms = _install_norms(modules, slot, kernels.layers)
-        _install_gates(modules, slot, kernels.layers)
-        _install_residuals(modules, slot, kernels.layers, norms)
-        install_rotations(modules, slot)
-        _install_bytes(modules, slot, kernels.by_bytes)
-    except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
-        _log.warning("fused kernels are not used: they end with %s", in_one_line(error))
+    modules = [module for module in model.modules() if "forward" not in module.__dict__]
+    joined: list[Int8Matrices] = []
+    steps: dict[str, Callable[[], object]] = {
+        "fused kernels are not used": lambda: _install_small(modules, slot, kernels.layers),
+        "matrices are multiplied one by one": lambda: joined.extend(install_joined(model, slot)),
+        "matrices of bytes are unpacked": lambda: _install_bytes([*modules, *joined], slot, kernels.by_bytes),
+    }
+    for otherwise, install in steps.items():
+        try:
+            install()
+        except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
+            _log.warning("%s: they end with %s", otherwise, in_one_line(error))
+
+
+def _install_small(modules: Sequence[nn.Module], slot: BatchSlot, kernels: LayerKernels) -> None:
+    norms = _install_norms(modules, slot, kernels)
+    _install_gates(modules, slot, kernels)
+    _install_residuals(modules, slot, kernels, norms)
+    install_rotations(modules, slot)
 
 
 def _install_norms(
@@ -145,14 +156,23 @@ def _epsilon(module: nn.Module) -> float | None:
 def _kind_of(module: nn.Module, epsilon: float, kernels: LayerKernels) -> NormKind | None:
     weight: Tensor = module.weight  # type: ignore[assignment] # as `_epsilon` saw
     rows = _random((_ROWS, len(weight)), weight)
-    expected = module(rows)
-    if expected.dtype is not weight.dtype:
+    expected = _own(module, rows)
+    if expected is None or expected.dtype is not weight.dtype:
         return None
     differences = {
         kind: _difference(kernels.norm(rows, None, weight, epsilon, kind)[0], expected) for kind in NormKind
     }
     best = min(differences, key=lambda kind: differences[kind])
     return best if differences[best] <= TOLERANCES[weight.dtype] else None
+
+
+def _own(module: nn.Module, rows: Tensor) -> Tensor | None:
+    """What a norm's forward makes of the rows; None where it wants more than them, as gated norms do."""
+    try:
+        result = module(rows)
+    except Exception:  # noqa: BLE001 - it is another kind of norm
+        return None
+    return result if isinstance(result, Tensor) else None
 
 
 def _norm_forward(

@@ -11,13 +11,22 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from molink.shards.sampling.weights import Weights
 
-CANDIDATES = 1024
+_CANDIDATES = 1024
 """Likeliest tokens that are put in order for top_k and top_p, before all are."""
+_DEVICE_CANDIDATES = 4095
+"""The same on other devices than processors, where putting all in order takes some thirty times as long: one fewer than
+CUDA's library puts in order within one block."""
 _TOLD_CANDIDATES = 32
 """The same where they are only told, or cut to few by top_k: SamplingParams tells 20."""
+
+
+def candidates_on(device: torch.device) -> int:
+    """How many of the likeliest tokens are put in order at first."""
+    return _CANDIDATES if device.type == "cpu" else _DEVICE_CANDIDATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +95,11 @@ def draw(
     kinds = _Kinds.of(picks, logits.shape[1])
     if kinds.weighed or kinds.ordered:
         rows = _Rows.sent(kinds, picks, logits, peaks, dtype)
-        whole = Weights.of(logits, rows.weighed, rows.peaks[rows.weighed], rows.weighed_at)
+        whole = Weights.of(logits, rows.weighed, rows.asked.peaks[rows.weighed], rows.weighed_at)
         plain, opens = len(kinds.plain), len(kinds.open)
         if plain:
             among = whole.part(0, plain)
-            tokens[rows.plain] = among.beyond(rows.number[rows.plain] * among.total)
+            tokens[rows.plain] = among.beyond(rows.asked.number[rows.plain] * among.total)
         if kinds.ordered:
             if not kinds.open and candidates < logits.shape[1]:
                 most = max((picks[row].top_k for row in kinds.limited), default=0)
@@ -98,9 +107,9 @@ def draw(
             whole_batch = kinds.ordered == list(range(len(picks)))
             order = _Order.of(logits, rows.ordered, candidates, whole=whole_batch)
         if kinds.cut:
-            totals = whole.part(plain, plain + opens).total
+            totals = pad(whole.part(plain, plain + opens).total, (0, 0, 0, len(kinds.limited)))
             tokens[rows.cut], unsettled[rows.cut] = _drawn_from(
-                order.part(slice(len(kinds.cut))), rows, totals
+                order.part(slice(len(kinds.cut))), rows.asked.part(rows.cut), totals, logits.shape[1]
             )
         if kinds.told:
             totals = whole.part(plain + opens, len(kinds.weighed)).total
@@ -118,7 +127,7 @@ def _draw_and_tell(
     kinds = _Kinds.of(telling, told_of.shape[1])
     peaks = told_of.amax(-1, keepdim=True)
     rows = _Rows.sent(kinds, telling, told_of, peaks, dtype)
-    totals = Weights.of(told_of, rows.told, rows.peaks[rows.told], rows.weighed_at).total
+    totals = Weights.of(told_of, rows.told, rows.asked.peaks[rows.told], rows.weighed_at).total
     if candidates < told_of.shape[1]:
         candidates = _TOLD_CANDIDATES
     whole_batch = kinds.told == list(range(len(picks)))
@@ -127,6 +136,42 @@ def _draw_and_tell(
     unsettled = drawn.unsettled.clone()
     unsettled[rows.told] |= short
     return Drawn(drawn.tokens, drawn.peaks, unsettled, told)
+
+
+def draw_any(logits: Tensor, asked: "Asked", candidates: int) -> Drawn:
+    """As `draw` of rows that want no log-probabilities, by operations that depend on the shape of the logits alone, so
+    that they can be recorded: each row is drawn in all ways, and what it asked for says which one counts."""
+    vocabulary = logits.shape[1]
+    tokens = logits.argmax(-1, keepdim=True)
+    asked = replace(asked, peaks=logits.gather(1, tokens).to(asked.number.dtype))
+    every = torch.arange(len(logits), device=logits.device)
+    draws = asked.temperature > 0
+    weighed_at = torch.where(draws, asked.temperature, 1)
+    whole = Weights.of(logits, every, asked.peaks, weighed_at)
+    plain = whole.beyond(asked.number * whole.total)
+    order = _Order.of(logits, every, candidates, whole=True)
+    among, unsettled = _drawn_from(order, replace(asked, temperature=weighed_at), whole.total, vocabulary)
+    is_cut = draws & ((asked.top_p < 1) | (asked.top_k < vocabulary))
+    drawn = torch.where(is_cut, among, torch.where(draws, plain, tokens))
+    return Drawn(drawn, asked.peaks, unsettled & is_cut, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """How some rows are drawn, on the device, as columns [rows, 1]."""
+
+    peaks: Tensor
+    """Their largest logits."""
+    temperature: Tensor
+    top_p: Tensor
+    number: Tensor
+    top_k: Tensor
+    """As large as the vocabulary where there is no limit."""
+
+    def part(self, rows: Tensor) -> "Asked":
+        """That of some of the rows."""
+        columns = self.peaks, self.temperature, self.top_p, self.number, self.top_k
+        return Asked(*(column[rows] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +226,7 @@ class _Rows:
     """Where those told are among those ordered."""
     weighed_at: Tensor
     """[weighed, 1]: temperatures; those told are weighed at 1."""
-    peaks: Tensor
-    temperature: Tensor
-    top_p: Tensor
-    number: Tensor
-    top_k: Tensor
+    asked: Asked
     wanted: Tensor
     """How many of the likeliest tokens."""
 
@@ -207,8 +248,9 @@ class _Rows:
         ones = torch.ones_like(told, dtype=dtype)
         return cls(
             plain, cut, told, torch.cat([drawing, told]), ordered, told_places,
-            torch.cat([temperature[drawing], ones])[:, None], peaks.to(dtype), temperature[:, None],
-            top_p[:, None], number[:, None], top_k[:, None], wanted[:, None],
+            torch.cat([temperature[drawing], ones])[:, None],
+            Asked(peaks.to(dtype), temperature[:, None], top_p[:, None], number[:, None], top_k[:, None]),
+            wanted[:, None],
         )  # fmt: skip
 
 
@@ -249,19 +291,20 @@ class _Order:
         return self.tied & (self.logits.gather(1, last) == self.logits[:, -1:])
 
 
-def _drawn_from(order: _Order, rows: _Rows, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [cut, 1] of the rows that draw from a part of the vocabulary, and whether their candidates were too few.
+def _drawn_from(order: _Order, asked: Asked, totals: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Tokens [rows, 1] of rows that draw from a part of the vocabulary, and whether their candidates were too few.
 
     The part is the smallest set of most likely tokens whose probability, among top_k or all, reaches top_p (Holtzman et
-    al. 2020, The Curious Case of Neural Text Degeneration, section 3.1). `totals` are the whole weights of the open.
+    al. 2020, The Curious Case of Neural Text Degeneration, section 3.1). `totals` are the weights of the whole
+    vocabulary, of those rows that top_k does not limit.
     """
     places = torch.arange(order.ids.shape[1], device=order.ids.device)
-    kept = order.logits.masked_fill(places >= rows.top_k[rows.cut], -torch.inf)
+    kept = order.logits.masked_fill(places >= asked.top_k, -torch.inf)
     among = torch.arange(len(kept), device=kept.device)
-    weights = Weights.of(kept, among, rows.peaks[rows.cut], rows.temperature[rows.cut])
-    target = rows.top_p[rows.cut] * torch.cat([totals, weights.total[len(totals) :]])
+    weights = Weights.of(kept, among, asked.peaks, asked.temperature)
+    target = asked.top_p * torch.where(asked.top_k < vocabulary, weights.total, totals)
     last, through = weights.reaching(target)
-    place = torch.minimum(last, weights.beyond(rows.number[rows.cut] * through))
+    place = torch.minimum(last, weights.beyond(asked.number * through))
     short = order.short(last) | (order.partial & (weights.total < target))
     return order.ids.gather(1, place), short
 
@@ -273,6 +316,6 @@ def _told(
     own = order.part(rows.told_places)
     last = (rows.wanted[rows.told] - 1).clamp(0, own.ids.shape[1] - 1)
     chosen = torch.cat([logits[rows.told].gather(1, tokens[rows.told]), own.logits[:, :most]], 1)
-    logprobs = chosen - rows.peaks[rows.told] - totals.log()
+    logprobs = chosen - rows.asked.peaks[rows.told] - totals.log()
     told = torch.cat([logprobs[:, :1], own.ids[:, :most].to(logprobs.dtype), logprobs[:, 1:]], 1)
     return told, own.short(last)

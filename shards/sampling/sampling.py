@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from molink.shards.sampling.constraints import constrain, with_bias
-from molink.shards.sampling.drawing import CANDIDATES, Pick, draw, most_told, on_device
+from molink.shards.sampling.drawing import Pick, candidates_on, draw, most_told, on_device
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.weights import weighing_dtype
 
@@ -47,13 +48,15 @@ Outcome = Sampled | Exception
 """What came of drawing a row: its token, or why there is none."""
 
 
-def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
+def sample(
+    logits: Tensor, requests: Sequence[SampleRequest], recorded: RecordedDrawing | None = None
+) -> list[Sampled]:
     """One token for each row of float32 logits [rows, vocabulary], if all rows are sound.
 
     Raises as `sample_each` does, and what that returns of the first row that is not sound.
     """
     drawn: list[Sampled] = []
-    for one in sample_each(logits, requests):
+    for one in sample_each(logits, requests, recorded=recorded):
         if isinstance(one, Exception):
             raise one
         drawn.append(one)
@@ -61,7 +64,11 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
 
 
 def sample_each(
-    logits: Tensor, requests: Sequence[SampleRequest], dtype: torch.dtype | None = None
+    logits: Tensor,
+    requests: Sequence[SampleRequest],
+    dtype: torch.dtype | None = None,
+    *,
+    recorded: RecordedDrawing | None = None,
 ) -> list[Outcome]:
     """For each row of float32 logits [rows, vocabulary] one token, or why there is none.
 
@@ -69,7 +76,8 @@ def sample_each(
     vocabulary's order than its likeliest tokens (top_p over a flat distribution). A row's result does not depend on the
     other rows: BrokenLogits where it holds NaN or nothing finite, ValueError where its request is not of this
     vocabulary. Greedy takes the lowest id among equals. Probabilities are computed in `dtype`, by default as exactly as
-    the device can. Raises ValueError where rows and requests differ in number.
+    the device can. What has been recorded is not launched
+    operation by operation. Raises ValueError where rows and requests differ in number.
     """
     if logits.ndim != 2 or logits.shape[0] != len(requests):
         raise ValueError(f"{len(requests)} requests need as many rows of logits, got {tuple(logits.shape)}")
@@ -81,7 +89,7 @@ def sample_each(
     picks = [one if isinstance(one, Pick) else Pick() for one in wanted]
     refused = {row: one for row, one in enumerate(wanted) if not isinstance(one, Pick)}
     sources = _sources(with_bias(logits, requests, refused), requests, refused)
-    read = _read(picks, [part for source in sources for part in _parts(source, picks)], dtype)
+    read = _read(picks, [part for source in sources for part in _parts(source, picks)], dtype, recorded)
     unsettled = {row for row, outcome in read.items() if outcome is None}
     if unsettled:
         again = [
@@ -156,10 +164,10 @@ def _sources(
 
 def _parts(source: _DrawnLogits, picks: Sequence[Pick]) -> list[_Part]:
     """In which parts the rows are drawn at first: those of a large top_k need all of the vocabulary in order."""
-    vocabulary = source.logits.shape[1]
-    large = [row for row in source.rows if CANDIDATES < source.pick(row, picks).top_k < vocabulary]
+    vocabulary, candidates = source.logits.shape[1], candidates_on(source.logits.device)
+    large = [row for row in source.rows if candidates < source.pick(row, picks).top_k < vocabulary]
     others = [row for row in source.rows if row not in set(large)] if large else source.rows
-    return [*([_Part(source, others, CANDIDATES)] if others else []), *_whole(source, large)]
+    return [*([_Part(source, others, candidates)] if others else []), *_whole(source, large)]
 
 
 def _whole(source: _DrawnLogits, rows: Sequence[int]) -> list[_Part]:
@@ -183,7 +191,9 @@ def _pick(request: SampleRequest, vocabulary: int) -> Pick | Exception:
     return Pick(params.temperature, params.top_k, params.top_p, params.logprobs, number)
 
 
-def _draw_part(part: _Part, picks: Sequence[Pick], dtype: torch.dtype) -> Tensor:
+def _draw_part(
+    part: _Part, picks: Sequence[Pick], dtype: torch.dtype, recorded: RecordedDrawing | None
+) -> Tensor:
     source = part.source
     logits, told_of = source.logits, source.told_of
     if len(part.rows) < len(source.rows):
@@ -192,14 +202,22 @@ def _draw_part(part: _Part, picks: Sequence[Pick], dtype: torch.dtype) -> Tensor
         logits = logits.index_select(0, at)
         told_of = None if told_of is None else told_of.index_select(0, at)
     chosen = [source.pick(row, picks) for row in part.rows]
+    first = part.candidates == candidates_on(logits.device)
+    if recorded is not None and first and any(pick.temperature for pick in chosen):
+        drawn = recorded.draw(logits, chosen)
+        if drawn is not None:
+            return drawn
     return draw(logits, chosen, part.candidates, dtype, told_of).packed(dtype)
 
 
 def _read(
-    picks: Sequence[Pick], parts: Sequence[_Part], dtype: torch.dtype
+    picks: Sequence[Pick],
+    parts: Sequence[_Part],
+    dtype: torch.dtype,
+    recorded: RecordedDrawing | None = None,
 ) -> dict[int, Sampled | Exception | None]:
     """Draws all parts and reads them at once: by row what came of it, None where its candidates were not enough."""
-    drawn = [_draw_part(part, picks, dtype) for part in parts]
+    drawn = [_draw_part(part, picks, dtype, recorded) for part in parts]
     read: dict[int, Sampled | Exception | None] = {}
     numbers = iter(torch.cat(drawn).tolist())  # the device is waited for here and nowhere else
     for part in parts:

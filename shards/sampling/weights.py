@@ -15,7 +15,7 @@ GROUP = 512
 SLICE = 16 * GROUP
 """Entries of each row that a processor weighs together: they are still at hand from one operation to the next, and
 so little memory beyond the logits is enough for any vocabulary."""
-_DEVICE_SLICE = 128 * GROUP
+DEVICE_SLICE = 128 * GROUP
 """The same on other devices, where each operation costs a launch."""
 
 
@@ -43,7 +43,7 @@ class Weights:
     def of(cls, logits: Tensor, rows: Tensor, peaks: Tensor, temperatures: Tensor) -> "Weights":
         """Weighs all entries, slice by slice."""
         sums = []
-        entries = SLICE if logits.device.type == "cpu" else _DEVICE_SLICE
+        entries = SLICE if logits.device.type == "cpu" else DEVICE_SLICE
         for part in torch.split(logits, entries, 1):
             weights = _weigh(part.index_select(0, rows), peaks, temperatures)
             padded = pad(weights, (0, -part.shape[1] % GROUP))

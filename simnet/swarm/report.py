@@ -48,6 +48,9 @@ class SwarmRow:
     recomputed_tokens: int
     gone_over: int
     """Times that a session has left a peer that was about to go, without a pause: no losses."""
+    succeeded: int
+    """Times that a session has gone over to a better circuit of other spans, which had computed it anew."""
+    successors_given_up: int
     switches: int
     """Losses after which a partner took the peer's place; after the others another circuit was planned."""
     stalls: int
@@ -120,6 +123,8 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         losses=sum(one.losses for one in ended),
         recomputed_tokens=sum(one.recomputed_tokens for one in ended),
         gone_over=accounts.gone_over,
+        succeeded=accounts.succeeded,
+        successors_given_up=accounts.successors_given_up,
         switches=partners.switches,
         stalls=len(accounts.stalls_s),
         stall_p50_s=_percentile(accounts.stalls_s, 50),

@@ -76,6 +76,7 @@ _LINES = (
     _counts("hops that refused or were gone", "leases_refused"),
     _fields("losses in mid-session, tokens recomputed", "losses", "recomputed_tokens"),
     Column("sessions that left a peer before it went", "gone_over", form=","),
+    _fields("sessions gone over to other spans, given up", "succeeded", "successors_given_up"),
     _ends(_times("from a loss to the next token median, 95 %", "stall", "s")),
     _sought(_fields("partners found, lost", "partners_found", "partners_lost")),
     _sought(_counts("hops that got none", "without_partner")),

@@ -19,6 +19,7 @@ from bench.failover import SPANS, STRUCK_AFTER, TIMEOUT_S, Pairs
 from bench.tables import Table
 from bench.this_machine import processor
 
+from molink.client.circuit.session_request import Speculation
 from molink.shards.spec import ModelSpec
 from molink.simnet.emulate.serving import spec_of
 
@@ -30,8 +31,10 @@ TPOT_BAR, RECOMPUTED_BAR, RECOMPUTED_REST_S = 1.05, 1.3, 1.0
 
 
 async def tpot_s(pairs: Pairs, turn: int, *, partners: bool) -> tuple[float, float]:
-    """Time per token after the first, of one generation, and what the peers' processors take for each."""
-    session = pairs.session(pairs.prompt(turn), NEW_TOKENS, partners=partners)
+    """Time per token after the first, of one generation without guesses, which are right more often for one prompt than
+    for another; and what the peers' processors take for each."""
+    speculation = Speculation(wanted=False)
+    session = pairs.session(pairs.prompt(turn), NEW_TOKENS, partners=partners, speculation=speculation)
     before_s = pairs.processor_s()
     came_s = [time.perf_counter() async for _ in session.tokens(TIMEOUT_S)]
     computed_s = (pairs.processor_s() - before_s) / len(came_s)

@@ -29,7 +29,7 @@ from support.swarms.live_swarms import BUNDLED, free_ports
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
-from molink.client.circuit.session_request import SessionRequest
+from molink.client.circuit.session_request import SPECULATES, SessionRequest, Speculation
 from molink.client.local.local_swarm import LocalPeer
 from molink.shards.spec import ModelSpec, SamplingParams
 from molink.simnet.devices.model_shapes import even_spans
@@ -132,11 +132,18 @@ class Pairs:
         vocabulary = self.spec.vocabulary_size - 2
         return tuple(2 + (31 * turn + 7 * at) % vocabulary for at in range(tokens))
 
-    def session(self, prompt: Sequence[int], new_tokens: int, *, partners: bool = True) -> ClientSession:
+    def session(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        *,
+        partners: bool = True,
+        speculation: Speculation = SPECULATES,
+    ) -> ClientSession:
         """A generation of the client."""
         assert self._connection is not None
         params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
-        asked = SessionRequest(prompt, params, partners=partners)
+        asked = SessionRequest(prompt, params, partners=partners, speculation=speculation)
         return ClientSession(CircuitBuilder(self._connection, self.spec), asked)
 
     async def struck(

@@ -51,10 +51,11 @@ class Client:
             "requests": options.requests,
             "prompt-tokens": options.prompt_tokens,
             "tokens": options.tokens,
+            "speculation": options.speculation,
         }
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(Path(__file__).with_name("together_client.py")), str(folder), local.addresses[0],
-            *(f"--{name}={count}" for name, count in asked.items()),
+            *(f"--{name}={value}" for name, value in asked.items()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=local.environment,
         )  # fmt: skip
         return cls(process)
@@ -124,6 +125,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="that each request asks for (32)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="of each peer (2)")
+    parser.add_argument(
+        "--speculation", choices=("auto", "off"), default="auto", help="of the clients (auto)"
+    )
     parser.add_argument("--peers", type=int, default=1, help="that hold the model in even parts (1)")
     parser.add_argument(
         "--before", metavar="PYTHONPATH", action="append", default=[], help="another version of the code"

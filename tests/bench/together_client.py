@@ -11,6 +11,8 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
+from inspect import signature
+from typing import Any
 
 from molink import AsyncSwarm
 
@@ -46,7 +48,9 @@ async def together(
 
 async def serve(options: argparse.Namespace) -> None:
     """A turn for each line, until there is none."""
-    async with AsyncSwarm(options.model, initial_peers=[options.peer]) as swarm:
+    knows = "speculation" in signature(AsyncSwarm).parameters
+    asked: dict[str, Any] = {"speculation": options.speculation} if knows else {}
+    async with AsyncSwarm(options.model, initial_peers=[options.peer], **asked) as swarm:
         while line := await asyncio.to_thread(sys.stdin.readline):
             came = await together(swarm, options.requests, options.prompt_tokens, options.tokens, int(line))
             print(json.dumps(asdict(came)), flush=True)
@@ -57,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("peer")
+    parser.add_argument("--speculation", default="auto", help="where the version knows of it (auto)")
     for name in ("requests", "prompt-tokens", "tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
     asyncio.run(serve(parser.parse_args()))

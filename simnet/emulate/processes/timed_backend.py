@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ _NOISE_ROWS = 4096
 
 class TimedEngine:
     """Steps like `molink.shards.batching.engine.Engine`, but its results are noise, and its time is a profile's."""
+
+    recorded_drawing: Final = None
 
     def __init__(self, shape: ModelShape, device: DeviceProfile) -> None:
         self.spec = shape.spec()

@@ -82,6 +82,10 @@ class Accounts:
     """From each loss of a peer to the session's next token, of those that got one."""
     gone_over: int = 0
     """Times that a session has left a peer that was about to go, without a pause."""
+    succeeded: int = 0
+    """Times that a session has gone over to a better circuit of other spans, which had computed it anew."""
+    successors_given_up: int = 0
+    """Circuits that have computed a session anew, or were about to, and had to be left."""
     partners: PartnerCounts = field(default_factory=PartnerCounts)
     crashed: int = 0
     left: int = 0

@@ -10,7 +10,7 @@ from molink.simnet.core.timeline import Timeline
 from molink.simnet.swarm.members.accounts import Accounts
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.places import Places
-from molink.simnet.swarm.sessions.generation import DIALS_RTT, SimulatedGeneration
+from molink.simnet.swarm.sessions.generation import DIALS_RTT, SimulatedGeneration, Stepping
 from molink.simnet.swarm.sessions.relaying import Relaying
 from molink.simnet.swarm.sessions.step_cost import SimulatedHop, link_ms
 
@@ -33,12 +33,24 @@ class SessionContext:
     """None: nothing is guessed."""
     running: dict[int, SimulatedGeneration] = field(default_factory=dict)
     """Sessions that have not ended, by number."""
+    successors: dict[int, Stepping] = field(default_factory=dict)
+    """Of some of them those that are computed anew elsewhere, by number."""
     links: set[frozenset[str]] = field(default_factory=set)
     """Pairs of peers that have dialled each other."""
 
     @property
     def now_s(self) -> float:
         return self.timeline.now_s
+
+    def stepping(self, number: int) -> Stepping:
+        """What steps under that number."""
+        return self.successors.get(number) or self.running[number]
+
+    def renumber(self, one: SimulatedGeneration, number: int) -> None:
+        """The session is what was its successor from now on, and has its number."""
+        del self.successors[number]
+        self.running[number] = self.running.pop(one.number)
+        one.record.successor = number
 
     def members_of(self, one: SimulatedGeneration) -> list[Member]:
         """The peers of its circuit, in order."""

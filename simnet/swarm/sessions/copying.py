@@ -130,8 +130,8 @@ class CopyScheduler:
         _divide([copy for copy in sent.values() if not copy.hastened], min(left, share))
 
     def _decode_bytes_per_s(self, source: str) -> float:
-        running = self._context.running
-        tpots_ms = [running[number].progress.tpot_ms for number in self._context.members[source].decoding]
+        stepping = self._context.stepping
+        tpots_ms = [stepping(number).progress.tpot_ms for number in self._context.members[source].decoding]
         return sum(
             1000 * self._context.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0
         )

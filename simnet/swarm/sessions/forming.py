@@ -128,9 +128,13 @@ class CircuitForming:
         ready_s = max(context.members[hop.peer_id].ready_s(hop.span, now_s) for hop in one.hops)
         begin_s = max(ready_s, now_s + farthest_s)
         if begin_s > one.circuit.deadline_s:
-            context.timeline.call_at(one.circuit.deadline_s, lambda: self.go_on(one, core.Overdue()))
+            context.timeline.call_at(one.circuit.deadline_s, lambda: self._overdue(one))
         else:
             context.timeline.call_at(begin_s, lambda: self._ready(one))
+
+    def _overdue(self, one: SimulatedGeneration) -> None:
+        """Layers that are being loaded go on loading: another attempt finds more of them."""
+        self.go_on(one, core.Overdue(self._draw(), all_granted=True))
 
     def _ready(self, one: SimulatedGeneration) -> None:
         if not self._lacks_one(one):

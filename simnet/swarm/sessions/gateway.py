@@ -9,7 +9,7 @@ from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.route_selector import criteria
 from molink.dht.records.records import PeerFacts
 from molink.peer.memory.leases import LeaseKey
-from molink.routing import IncumbentRoute, NoCircuit, PartnerChoice, Route, choose_partners
+from molink.routing import IncumbentRoute, NoCircuit, PartnerChoice, Route, choose_partners, replan
 from molink.routing.cost.terms import Demand
 from molink.routing.routes.partners import partner_candidates
 from molink.routing.routes.shortlist import Shortlist, replan_incumbent_among
@@ -82,6 +82,23 @@ class SimulatedGateway:
             )
         avoided, _ = self._quarantine.excluded_peers(self._view.views(self._quarantine.entries), now_s)
         return choose_partners(self._view.snapshot(names), route, demand, avoid=avoided | taken, hops=hops)
+
+    def better(self, route: Route, demand: Demand, key: LeaseKey, now_s: float) -> Route | None:
+        """The route that a session is on, or one that is really better for it; None: there is none any more."""
+        self._view.look(now_s)
+        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        avoided, _ = self._quarantine.excluded_peers(self._view.views(self._quarantine.entries), now_s)
+        try:
+            return replan(
+                route,
+                self._view.snapshot(names, key),
+                demand.tokens,
+                prompt_tokens=demand.prompt_tokens,
+                leased=frozenset(route.peer_ids),
+                criteria=replace(criteria(avoided, first=False), guesses=self._guesses),
+            )
+        except NoCircuit:
+            return None
 
     def asks(self, key: LeaseKey, peer_ids: Sequence[str], now_s: float) -> None:
         """The hops of a circuit are asked for leases."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from molink.client.circuit.peer_history import InFlightLoad, PeerHistory
+from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, SessionKey
 from molink.dht.membership.timing import DiscoveryTiming, anti_entropy_interval_s
 from molink.dht.records.records import PeerView
 from molink.routing import Snapshot
@@ -44,9 +44,12 @@ class GatewayView:
         """Peers that it knows."""
         return len(self._notices)
 
-    def snapshot(self, peer_ids: Collection[str] | None = None) -> Snapshot:
-        """What it knows of these peers at the moment for which it chooses, or of all, its own sessions included."""
-        views = self.views(self._notices if peer_ids is None else sorted(peer_ids))
+    def snapshot(
+        self, peer_ids: Collection[str] | None = None, leaving: SessionKey | None = None
+    ) -> Snapshot:
+        """What it knows of these peers at the moment for which it chooses, or of all, its own sessions included but for
+        the one that is `leaving`."""
+        views = self.views(self._notices if peer_ids is None else sorted(peer_ids), leaving)
         seen = self.history.observations_of([view.peer_id for view in views], self._known_rtt_ms)
         return Snapshot(views, self._model, observed=seen, relays=self._relays)
 
@@ -71,12 +74,12 @@ class GatewayView:
             living = (one for one, notice in self._notices.items() if notice.expires_s > now_s)
             self.history.record_alive(living, now_s)
 
-    def views(self, peer_ids: Iterable[str]) -> tuple[PeerView, ...]:
-        """What is known of these peers, the gateway's own sessions on them included."""
+    def views(self, peer_ids: Iterable[str], leaving: SessionKey | None = None) -> tuple[PeerView, ...]:
+        """What is known of these peers, the gateway's own sessions on them included, as `snapshot` says."""
         now_s = self.now_s
         notices = map(self._notices.get, peer_ids)
         views = [notice.view(now_s) for notice in notices if notice is not None and notice.expires_s > now_s]
-        return self.own.add_to_views(views, now_s)
+        return self.own.add_to_views(views, now_s, leaving)
 
     def _known_rtt_ms(self, peer_id: str) -> float | None:
         return self._rtt_ms(peer_id) if peer_id in self.linked else None

@@ -7,12 +7,14 @@ changes when somebody joins or leaves one of its peers.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
 from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
 from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s
+from molink.client.epochs.successor_core import SequenceLengths
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
 from molink.routing import Route
@@ -51,6 +53,31 @@ class SimulatedLease:
     hops: tuple[SimulatedHop, ...]
 
 
+class Stepping(Protocol):
+    """What steps on the peers of a circuit: a session, or its successor."""
+
+    @property
+    def number(self) -> int:
+        """That it has at its hops."""
+
+    @property
+    def taped(self) -> int:
+        """Number of the request whose tokens it draws."""
+
+    @property
+    def hops(self) -> tuple[SimulatedHop, ...]: ...
+
+    @property
+    def demand(self) -> Demand: ...
+
+    @property
+    def progress(self) -> DecodeProgress: ...
+
+    def advance(self, now_s: float) -> None: ...
+
+    def reload(self, at: int, load: PeerLoad) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class SimulatedGeneration:
     """The state of one session. Its life is `molink.simnet.swarm.sessions.lifecycle`'s."""
@@ -77,12 +104,26 @@ class SimulatedGeneration:
 
     @property
     def number(self) -> int:
+        """That it has at its hops: its request's, until it goes over to a successor."""
+        return self.record.successor or self.request.number
+
+    @property
+    def taped(self) -> int:
+        """Number of the request whose tokens it draws."""
         return self.request.number
+
+    @property
+    def lengths(self) -> SequenceLengths:
+        """Of its sequence now."""
+        request = self.request
+        return SequenceLengths(
+            request.prompt_tokens, self.history, request.prompt_tokens + request.new_tokens
+        )
 
     @property
     def key(self) -> LeaseKey:
         """Of the present epoch."""
-        return LeaseKey(self.request.number.to_bytes(16, "big"), self.circuit.epoch)
+        return LeaseKey(self.number.to_bytes(16, "big"), self.circuit.epoch)
 
     @property
     def leased(self) -> SimulatedLease:
@@ -155,7 +196,7 @@ class SimulatedGeneration:
             tpot_ms = 1000 * (now_s - first_token_s) / (tokens - 1)
         arrival_s = self.request.arrival_s
         return EndedSession(
-            number=self.number,
+            number=self.request.number,
             outcome=outcome,
             arrival_s=arrival_s,
             end_s=now_s,

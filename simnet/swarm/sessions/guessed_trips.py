@@ -44,7 +44,8 @@ def load_of(others: Sequence[GuessedTrips], trip_ms: float, stages: Sequence[Pip
     """What the head of a circuit knows of its load: the sessions that go round it as well, each a micro-batch, and by
     how much a trip, which takes so long now, takes longer than predicted."""
     predicted_ms = sum(stage.decode_ms(1) + stage.transfer_ms(1) + stage.link_ms for stage in stages)
-    beside = tuple(BatchLoad(max(1, round(one.rows)), one.tokens) for one in others)
+    rows = [max(1, round(one.rows)) for one in others]
+    beside = tuple(BatchLoad(count, one.tokens, count - 1) for count, one in zip(rows, others, strict=True))
     return TripLoad(None, beside, max(0.0, trip_ms - UNPREDICTED * predicted_ms))
 
 

@@ -15,7 +15,13 @@ from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.forming import CircuitForming
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
-from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration, SimulatedLease
+from molink.simnet.swarm.sessions.generation import (
+    NOTICED_S,
+    Phase,
+    SimulatedGeneration,
+    SimulatedLease,
+    Stepping,
+)
 from molink.simnet.swarm.sessions.guessed_trips import (
     NOTHING_GUESSED,
     GuessedTrips,
@@ -26,6 +32,7 @@ from molink.simnet.swarm.sessions.guessed_trips import (
 from molink.simnet.swarm.sessions.partnering import Partnering
 from molink.simnet.swarm.sessions.planned_moves import PlannedMoves
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, first_token_ms, own_ms
+from molink.simnet.swarm.sessions.succession import SimulatedSuccessor, Succession
 
 
 class Lifecycle:
@@ -34,7 +41,10 @@ class Lifecycle:
     def __init__(self, context: SessionContext, rng: Generator, *, partners: bool = False) -> None:
         self._context = context
         self._partnering = Partnering(context, wanted=partners)
-        self._moves = PlannedMoves(context, self._partnering, self._went_over)
+        self._succession = Succession(
+            context, decode_on=self._decode_on, reload=self._reload, took_over=self._took_over
+        )
+        self._moves = PlannedMoves(context, self._partnering, self._went_over, self._succession.end)
         self._forming = CircuitForming(
             context,
             rng,
@@ -57,6 +67,8 @@ class Lifecycle:
     def peer_leaves(self, member: Member, within_s: float) -> None:
         """A peer says that it leaves, and serves for so long: its sessions go over to others, as far as there are."""
         self._moves.leave(member, within_s)
+        for lease in tuple(member.book.leases):
+            self._succession.fail(int.from_bytes(lease.key.session, "big"), "a hop is about to leave")
 
     def peer_gone(self, member: Member, *, told: bool) -> None:
         """A peer is gone: its sessions stall until that is noticed, at once if it has said so."""
@@ -64,8 +76,10 @@ class Lifecycle:
         member.decoding.clear()
         member.prefilling.clear()
         for number in stepping:
-            one = self._context.running[number]
-            self._stall(one, member, told=told)
+            if number in self._context.successors:
+                self._succession.fail(number, "a hop is gone")
+            elif number in self._context.running:
+                self._stall(self._context.running[number], member, told=told)
         self._partnering.peer_gone(member, told=told)
 
     def _stall(self, one: SimulatedGeneration, member: Member, *, told: bool) -> None:
@@ -80,6 +94,7 @@ class Lifecycle:
             )
         )
         one.stall(self._context.now_s)
+        self._succession.end(one)
         self._stop_stepping(one)
         turn = one.turn
         self._context.timeline.call(noticed_s, lambda: self._recover(one, turn, member))
@@ -127,9 +142,7 @@ class Lifecycle:
         self._decode_on(one, members)
         self._partnering.first_token(one)
 
-    def _decode_on(
-        self, one: SimulatedGeneration, members: list[Member], left: Sequence[Member] = ()
-    ) -> None:
+    def _decode_on(self, one: Stepping, members: list[Member], left: Sequence[Member] = ()) -> None:
         """Its tokens come from these from now on, and from those that it has `left` no more."""
         for at, member in enumerate(members):
             member.decoding[one.number] = at
@@ -156,23 +169,48 @@ class Lifecycle:
         self._decode_on(one, members, [member for member in earlier if member not in members])
         self._partnering.gone_over(one)
 
+    def _took_over(self, successor: SimulatedSuccessor) -> None:
+        """The session is the one that was begun anew from now on, and has left its circuit."""
+        one, context, now_s = successor.of, self._context, self._context.now_s
+        before, left = one.leased, context.members_of(one)
+        one.circuit.handle(core.Prepared(), now_s)
+        context.accounts.succeeded += 1
+        self._partnering.release(one)  # copies are of the session that was
+        if context.relaying is not None:
+            context.relaying.end(one, now_s)
+        for member in left:
+            member.decoding.pop(one.number, None)
+        one.kept.keep(before)
+        one.gateway.gives_back(before.key, [hop.peer_id for hop in before.hops], now_s)
+        self._release_kept(one, ())
+        context.renumber(one, successor.number)
+        one.turn += 1
+        one.route, one.hops = successor.route, successor.hops
+        if context.relaying is not None:
+            context.relaying.begin(one, 0, now_s)
+        members = context.members_of(one)
+        self._decode_on(one, members, [member for member in left if member not in members])
+        self._partnering.begin(one)
+        self._partnering.first_token(one)
+
     def _reload(self, members: list[Member]) -> None:
         """Those that decode on these peers go on at another rate."""
-        now_s = self._context.now_s
-        touched: dict[int, SimulatedGeneration] = {}
+        context, now_s = self._context, self._context.now_s
+        touched: dict[int, Stepping] = {}
         for member in members:
             self._context.changed(member)
             if not member.decoding:
                 continue
-            guessed = (self._context.running[number].progress.guessed.rows - 1 for number in member.decoding)
+            guessed = (context.stepping(number).progress.guessed.rows - 1 for number in member.decoding)
             load = PeerLoad.of(member.loaded_view(next(iter(member.decoding))), sum(guessed))
             for number, at in member.decoding.items():
                 if number not in touched:
-                    touched[number] = other = self._context.running[number]
+                    touched[number] = other = context.stepping(number)
                     other.advance(now_s)
                 touched[number].reload(at, load)
-        for other in touched.values():
-            self._schedule(other)
+        for number in touched:
+            if number in context.running:
+                self._schedule(context.running[number])
 
     def _schedule(self, one: SimulatedGeneration) -> None:
         """Has it looked at when it should be at its end. One look at a time: a later end is found out at the look."""
@@ -231,6 +269,7 @@ class Lifecycle:
                 member.book.used(one.key, self._context.now_s)
                 member.book.renew(one.key, self._context.now_s)
         self._partnering.renew(one)
+        self._succession.look(one)
         self._context.timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
 
     def _give_back(self, one: SimulatedGeneration) -> None:
@@ -241,20 +280,17 @@ class Lifecycle:
             self._context.relaying.end(one, self._context.now_s)
         one.gateway.gives_back(leased.key, [hop.peer_id for hop in leased.hops], self._context.now_s)
         for peer_id in one.kept.sort_out(leased):
-            self._release(peer_id, leased.key)
+            _release(self._context, peer_id, leased.key)
 
     def _release_kept(self, one: SimulatedGeneration, but: Sequence[str]) -> None:
         for peer_id, leased in one.kept.take_all_but(but):
-            self._release(peer_id, leased.key)
-
-    def _release(self, peer_id: str, key: LeaseKey) -> None:
-        member = self._context.members[peer_id]
-        if member.book.release(key) is not None and member.alive:
-            self._context.changed(member)
+            _release(self._context, peer_id, leased.key)
 
     def _end(self, one: SimulatedGeneration, outcome: SessionOutcome) -> None:
+        self._succession.end(one)
         one.phase = Phase.ENDED
-        if outcome is SessionOutcome.COMPLETED and not one.record.losses:
+        is_of_one_circuit = not one.record.losses and one.number == one.taped
+        if outcome is SessionOutcome.COMPLETED and is_of_one_circuit:
             one.gateway.served(one.hops[0].peer_id, one.progress.trips, one.progress.tokens - 1)
         self._release_kept(one, ())
         self._partnering.release(one)
@@ -262,9 +298,13 @@ class Lifecycle:
         del self._context.running[one.number]
 
 
-def _guesses(
-    context: SessionContext, one: SimulatedGeneration, members: list[Member]
-) -> Iterator[GuessedTrips]:
+def _release(context: SessionContext, peer_id: str, key: LeaseKey) -> None:
+    member = context.members[peer_id]
+    if member.book.release(key) is not None and member.alive:
+        context.changed(member)
+
+
+def _guesses(context: SessionContext, one: Stepping, members: list[Member]) -> Iterator[GuessedTrips]:
     """What is guessed of a session that begins to decode: nothing as yet, and then as is decided beside the load that
     there is with it."""
     yield NOTHING_GUESSED
@@ -274,10 +314,10 @@ def _guesses(
         return
     facts = [member.volunteer.facts for member in members]
     stages = stages_of(one.hops, facts, context.model, one.demand.tokens / 2)
-    beside = (context.running[number] for number in members[0].decoding if number != one.number)
+    beside = (context.stepping(number) for number in members[0].decoding if number != one.number)
     others = [other.progress.guessed for other in beside if other.hops == one.hops]
     load = load_of(others, progress.trip_ms, stages)
-    yield guessed_trips(context.speculation, one.number, left_tokens, stages, load)
+    yield guessed_trips(context.speculation, one.taped, left_tokens, stages, load)
 
 
 def _answered_after_s(context: SessionContext, one: SimulatedGeneration, silent: Member) -> list[float]:

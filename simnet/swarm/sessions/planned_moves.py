@@ -28,10 +28,13 @@ class PlannedMoves:
         context: SessionContext,
         partnering: Partnering,
         went_over: Callable[[SimulatedGeneration, SimulatedLease], None],
+        to_leave: Callable[[SimulatedGeneration], None],
     ) -> None:
+        """`to_leave` hears of a session that a hop of its circuit is about to leave."""
         self._context = context
         self._partnering = partnering
         self._went_over = went_over
+        self._to_leave = to_leave
         self._preparing: set[int] = set()
         """Numbers of the sessions whose next circuit is being prepared."""
 
@@ -42,7 +45,13 @@ class PlannedMoves:
             one = self._context.running.get(int.from_bytes(lease.key.session, "big"))
             if one is not None:
                 way_s = self._context.places.rtt_ms(one.gateway.peer_id, member.peer_id) / 2000
-                self._context.timeline.call(way_s, partial(self._look, one, member.peer_id, deadline_s))
+                self._context.timeline.call(way_s, partial(self._told, one, member.peer_id, deadline_s))
+
+    def _told(self, one: SimulatedGeneration, leaving: str, deadline_s: float) -> None:
+        """The session's client hears it: what it has begun elsewhere is given up."""
+        one.record.was_left = True
+        self._to_leave(one)
+        self._look(one, leaving, deadline_s)
 
     def _look(self, one: SimulatedGeneration, leaving: str, deadline_s: float) -> None:
         """Sees whether the session can leave that peer now, and else looks again until it is too late."""

@@ -151,6 +151,17 @@ def test_a_claim_that_failed_waits_longer_each_time_and_no_longer_than_the_longe
     assert waits[-1] == BACKOFF.longest_s
 
 
+def test_one_dial_counts_once_however_many_sessions_have_waited_for_it() -> None:
+    backoff, alone = DialBackoff(), DialBackoff()
+    for _ in range(8):
+        backoff.failed("a", "192.0.2.1:1", 5.0)
+    alone.failed("a", "192.0.2.1:1", 5.0)
+    for now in (5.0, 5.0 + BACKOFF.first_s - 0.1, 5.0 + BACKOFF.first_s):
+        assert backoff.may_dial("a", "192.0.2.1:1", now) == alone.may_dial("a", "192.0.2.1:1", now)
+    assert backoff.may_dial("a", "192.0.2.1:1", 5.0 + BACKOFF.first_s)
+    assert backoff.may_dial("b", "192.0.2.1:1", 5.0)
+
+
 def test_who_has_answered_at_an_address_is_dialled_whoever_claims_it_in_vain() -> None:
     backoff = DialBackoff()
     backoff.answered("honest", "192.0.2.1:1")

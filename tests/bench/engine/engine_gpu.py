@@ -34,6 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from molink.shards.attention.attention import IMPLEMENTATION, BatchSlot
 from molink.shards.batching.decode import Decoding, decoding_on
 from molink.shards.batching.engine import Engine, Rows
+from molink.shards.kernels.fused import fused_on, install_fused
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.model.later_packing import LaterWork
 from molink.shards.model.probe import ProbeBatch
@@ -44,6 +45,12 @@ ALONE_BAR = 1.35
 """Time of a token over that to read the weights once, at the bandwidth of a copy."""
 BATCH_BAR = 35.0
 """Tokens per second of 64 sessions over those of one."""
+LEAST_DIFFERENCE = 1e-5
+"""Of logits over logits, however little rounding does."""
+GUESSED = 4
+"""Tokens that are guessed beside the last one."""
+GUESSES_BAR = 1.1
+"""Time of a step of so many rows of one session and the last token's over that of one row."""
 PEERS_BAR = 1.25
 """Time of a token through four engines, each with a quarter of the layers and through the host, over one engine's."""
 
@@ -131,6 +138,19 @@ class Bench:
                 cache.advance(scale.context)
         return caches
 
+    def guessing(self, engine: Engine, guessed: int) -> Callable[[], list[int]]:
+        """A step of one session's last token and so many guesses behind it, all of them refused."""
+        (cache,) = self.sessions(engine, 1)
+        rows = 1 + guessed
+
+        def step() -> list[int]:
+            logits = engine.step(self.whole, [Rows(cache, rows, (1,) * rows, logit_rows=rows)], None)
+            drawn: list[int] = logits.argmax(-1).tolist()
+            engine.begin_behind(cache, cache.length - guessed)
+            return drawn
+
+        return step
+
     def decode(self, engines: Sequence[Engine], spans: Sequence[Span], sessions: int) -> Callable[[], Tensor]:
         """A step of one token for each session through all engines; between two of them through the host."""
         caches = [self.sessions(engine, sessions, span) for engine, span in zip(engines, spans, strict=True)]
@@ -174,6 +194,7 @@ def whole_stage(model: LlamaForCausalLM, scale: Scale, device: str) -> Stage:
     )  # fmt: skip
     span, slot, probe = Span(0, facts.layers), BatchSlot(None), ProbeBatch(config, keeps_states=False)
     slot.install(model.model.layers)
+    install_fused(model, slot, fused_on(torch.device(device)))
     shorten_lookups(model.model.layers)
     trial = Stage(model, span, facts, {}, slot, View, LaterWork())
     with torch.inference_mode():
@@ -195,18 +216,25 @@ def spec_of(stage: Stage, dtype: str) -> ModelSpec:
 
 
 def agreement(bench: Bench, table: Table) -> None:
-    """Rows together and recorded, beside sessions one after the other: the same model, caches and tokens."""
-    results = []
-    for decoding in (bench.decoding, None):
-        torch.manual_seed(0)
-        engine = bench.engine(decoding=decoding)
-        step = bench.decode([engine], [bench.whole], bench.scale.batch)
-        results.append(step().double().cpu())
-    together, apart = results
-    difference = float((together - apart).norm() / apart.norm())
-    same = float((together.argmax(-1) == apart.argmax(-1)).double().mean())
+    """Rows together and recorded, beside each session by itself: the same model, caches and tokens. How far rounding
+    alone takes them apart say rows together whose sessions attend one after the other."""
+    together = _first_logits(bench, bench.decoding, at_once=bench.scale.batch)
+    rounded = _first_logits(bench, None, at_once=bench.scale.batch)
+    expected = _first_logits(bench, None, at_once=1)
+    rounding, difference = (float((one - expected).norm() / expected.norm()) for one in (rounded, together))
+    same = float((together.argmax(-1) == expected.argmax(-1)).double().mean())
     table.note("most likely tokens that are the same", f"{100 * same:.1f} %", same=same)
-    table.judge("difference of logits over logits", difference, "", 2e-2)
+    table.note("difference of logits over logits, by rounding", f"{rounding:.3g}", rounding=rounding)
+    table.judge("difference of logits over logits", difference, "", max(LEAST_DIFFERENCE, 1.5 * rounding))
+
+
+def _first_logits(bench: Bench, decoding: Decoding | None, at_once: int) -> Tensor:
+    """Of the first step of all sessions, so many at once."""
+    torch.manual_seed(0)
+    engine = bench.engine(decoding=decoding)
+    rows = [Rows(cache, 1, (1,), logit_rows=1) for cache in bench.sessions(engine, bench.scale.batch)]
+    groups = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
+    return torch.cat([engine.step(bench.whole, group, None).double().cpu() for group in groups])
 
 
 def alone(bench: Bench, table: Table) -> None:
@@ -231,6 +259,15 @@ def batch(bench: Bench, table: Table) -> None:
     many_s = bench.median_s(bench.decode([engine], [bench.whole], many))
     table.note(f"{many} sessions", f"{many / many_s:.0f} tokens/s, {many_s * 1000:.2f} ms", ms=many_s * 1000)
     table.judge(f"{many} sessions over one", many * one_s / many_s, "times", BATCH_BAR, least=True)
+
+
+def guesses(bench: Bench, table: Table) -> None:
+    """Steps of one session that guesses, beside those of one that does not."""
+    engine = bench.engine(decoding=bench.decoding)
+    one_s, several_s = (bench.median_s(bench.guessing(engine, guessed)) for guessed in (0, GUESSED))
+    table.note("one row", f"{one_s * 1000:.2f} ms", ms=one_s * 1000)
+    table.note(f"{1 + GUESSED} rows", f"{several_s * 1000:.2f} ms", ms=several_s * 1000)
+    table.judge(f"{1 + GUESSED} rows of a session over one", several_s / one_s, "times", GUESSES_BAR)
 
 
 def peers(bench: Bench, table: Table) -> None:
@@ -279,7 +316,9 @@ def prefill(bench: Bench, table: Table) -> None:
         table.note(f"{sessions} decoding beside chunks of {scale.chunk}", text, steps_s=steps)
 
 
-CASES = {"agreement": agreement, "alone": alone, "batch": batch, "peers": peers, "prefill": prefill}
+CASES = {
+    "agreement": agreement, "alone": alone, "batch": batch, "guesses": guesses, "peers": peers, "prefill": prefill,
+}  # fmt: skip
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer, template
 
-from molink.client.circuit import circuit_builder as formation_module
+from molink.client.circuit import reserving
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.circuit_core import Begin, CircuitCore
 from molink.client.circuit.connection import SwarmConnection
@@ -175,6 +175,15 @@ async def test_a_warm_hop_that_does_not_get_ready_is_left_for_another_while_ther
 
 
 @asynchronous
+async def test_a_hop_that_falls_silent_when_it_has_granted_is_left_for_another_while_there_is_time() -> None:
+    low, high, spare = FakePeer(LOW), FakePeer(HIGH), FakePeer(HIGH, layer_ms=5.0)
+    high.says_ready, high.silent = False, {"await_ready"}
+    formed = await Forming(low, high, spare).form(3.0)
+    assert formed.route.peer_ids == (low.peer_id, spare.peer_id)
+    assert high.released == [(b"s" * 16, 1)]
+
+
+@asynchronous
 async def test_a_hop_whose_answer_does_not_come_is_given_back_too() -> None:
     low, high = FakePeer(LOW), FakePeer(HIGH)
     high.silent.add("reserve")
@@ -223,7 +232,7 @@ async def test_a_request_that_fits_no_message_is_invalid_and_reserves_nothing(
 ) -> None:
     low, high = FakePeer(LOW), FakePeer(HIGH)
     forming = Forming(low, high)
-    monkeypatch.setattr(formation_module, "MAX_HEADER_BYTES", 500)
+    monkeypatch.setattr(reserving, "MAX_HEADER_BYTES", 500)
     with pytest.raises(InvalidRequest, match=r"2 hops of its circuit take .* 500 fit into a message"):
         await forming.form()
     assert low.reserved == high.reserved == []

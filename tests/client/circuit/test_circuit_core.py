@@ -144,6 +144,41 @@ def test_after_a_loss_another_circuit_has_to_stand_within_the_time_from_the_last
     )
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        core.Overdue(all_granted=True),
+        core.ReservationRefused(core.Refusal("slow"), 1.0, "tail", all_granted=True),
+    ],
+    ids=["overdue", "one_not_ready"],
+)
+def test_while_hops_of_a_circuit_grant_a_loss_is_not_given_up_before_the_tokens_time_is_over(
+    answer: core.Overdue | core.ReservationRefused,
+) -> None:
+    circuit, now_s = running(), 110.0
+    circuit.handle(core.Yielded(), 101.0)
+    circuit.handle(core.Lost(first_token_s=1.0), now_s)
+    latest_s = 101.0 + patience.step_s(patience.first_token_s(1.0))
+    for _ in range(200):
+        circuit.handle(PLANNED, now_s)
+        now_s = circuit.deadline_s
+        *_, effect = circuit.handle(answer, now_s)
+        if isinstance(effect, core.GiveUp):
+            break
+        assert isinstance(effect, core.AwaitNews)
+        now_s += effect.wait_s
+        circuit.handle(core.Waited(), now_s)
+    assert effect == core.GiveUp(effect.problem, after_loss=True)
+    assert latest_s - core.BACKOFF.longest_s <= now_s <= latest_s
+
+
+def test_a_first_circuit_has_the_time_that_its_client_has_given_whoever_grants() -> None:
+    circuit = begun()
+    circuit.handle(PLANNED, 100.0)
+    effects = circuit.handle(core.Overdue(all_granted=True), DEADLINE_S)
+    assert effects == (core.Release(1), core.GiveUp(core.Problem.NOT_READY, after_loss=False))
+
+
 def test_a_standby_takes_the_place_of_a_hop_once_and_a_refusal_has_another_circuit_planned() -> None:
     circuit = running()
     lost = core.Lost(unheard_s=4.0, peer_id="tail", standby="spare")

@@ -11,11 +11,8 @@ from support.links.data_plane import asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import session as session_module
-from molink.client.circuit.circuit_core import CircuitCore
 from molink.client.circuit.connection import FrameSink
-from molink.client.circuit.session_request import SPECULATES
-from molink.client.circuit.successor import MovingSession, is_worth_computing
-from molink.client.epochs.session_tokens import SessionTokens
+from molink.client.epochs.successor_core import SequenceLengths, is_worth_computing
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 from molink.shards.spec import PENALTIES, Span
@@ -155,14 +152,6 @@ async def test_a_hop_that_leaves_meanwhile_is_left_at_once() -> None:
     assert run.session.log.losses == []
 
 
-def moving(history_tokens: int) -> MovingSession:
-    """A session of 100 tokens of prompt and room for 1,000."""
-    template = pb.SessionDescriptor(prompt_tokens=100, capacity_tokens=1000)
-    tokens = SessionTokens(pb.SessionDescriptor(), [0] * history_tokens, tells_tails=False)
-    core = CircuitCore()
-    return MovingSession(template, SPECULATES, tokens, core, lambda _: None, lambda *_: False, lambda _: None)
-
-
 @pytest.mark.parametrize(
     ("history_tokens", "other", "is_worth"),
     [
@@ -179,7 +168,8 @@ def test_a_sequence_is_computed_anew_where_what_comes_gains_twice_that_and_it_is
     history_tokens: int, other: tuple[float, float], is_worth: bool
 ) -> None:
     standing, found = Route((), 100.0, 0.0, 500.0), Route((), other[0], 0.0, other[1])
-    assert is_worth_computing(moving(history_tokens), standing, found) == is_worth
+    lengths = SequenceLengths(100, history_tokens, 1000)
+    assert is_worth_computing(lengths, standing, 0.0, found) == is_worth
 
 
 @asynchronous

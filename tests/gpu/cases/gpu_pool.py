@@ -11,7 +11,7 @@ from gpu.cases.gpu_recording import decoding_of
 from gpu.gpu_findings import Context, Findings
 
 from molink.peer.device.device import cap_gpu_memory
-from molink.peer.memory.memory import format_bytes, plan_memory
+from molink.peer.memory.memory import format_bytes, gpu_reserve_bytes, plan_memory
 from molink.peer.scheduling.microbatch import batch_limits
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.kv.extents import PoolFull
@@ -19,10 +19,10 @@ from molink.shards.kv.kv_cache import SequenceCache
 
 SESSIONS = 64
 SMALL_SESSIONS = 6
-LASTING_S = 120.0
+LASTING_S = 60.0
 SMALL_LASTING_S = 2.0
-CAP_BYTES = 6 << 30
-"""Where the card has it: weights of 2.5 GB, and a pool for a part of what the sessions want."""
+CAP_BYTES = 7 << 29
+"""Weights of 2.2 GB, what a peer keeps free, and a pool of 1.0 of the 1.3 GB that the sessions want at most."""
 SMALL_KV_TOKENS = 160
 _PROMPT_TOKENS = (1, 40, 300, 1500)
 _NEW_TOKENS = (8, 64, 256)
@@ -112,7 +112,8 @@ def full_pool(context: Context, findings: Findings) -> None:
         cap_bytes = min(CAP_BYTES, there * 9 // 10)
         torch.cuda.empty_cache()
         cap_gpu_memory(context.device, cap_bytes)
-        plan = plan_memory(spec, cap_bytes, batch_limits(spec).max_tokens)
+        reserve_bytes = gpu_reserve_bytes(spec, cap_bytes)
+        plan = plan_memory(spec, cap_bytes, batch_limits(spec).max_tokens, reserve_bytes=reserve_bytes)
         kv_bytes = plan.total_bytes - plan.workspace_bytes - weights
     engine = bench.engine(decoding=bench.decoding)
     findings.hold("the pool", engine.limit_kv(kv_bytes), f"{format_bytes(kv_bytes)} for keys and values")

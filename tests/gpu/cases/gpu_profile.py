@@ -10,6 +10,7 @@ from gpu.gpu_findings import Context, Findings
 from molink.peer.compute.backend import MeasuredModel
 from molink.peer.profiling.profile import StepWork, predicted_ms
 from molink.peer.profiling.profiler import measure
+from molink.shards.batching.ways import DecodingWay
 
 SESSIONS = (1, 8, 64)
 SMALL_SESSIONS = (1, 2)
@@ -22,10 +23,14 @@ def prediction(context: Context, findings: Findings) -> None:
     scale = scale_for(context)
     folder = write_sparse(scale, context.folder)
     began_s = time.perf_counter()
-    profile = measure(MeasuredModel(folder, spec_for_scale(scale), context.device))
+    profile = measure(MeasuredModel(folder, spec_for_scale(scale), context.device, way=DecodingWay.FUSED))
     findings.note("the profile", f"measured in {time.perf_counter() - began_s:.1f} s")
     batches = ", ".join(f"{one.batch_size}: {one.layer_ms:.3f}" for one in profile.layer_latencies)
     findings.note("a layer, by batch size", f"{batches} ms")
+    beside = {"step_ms": profile.step_ms, "embed_ms": profile.embed_ms, "head_ms": profile.head_ms}
+    findings.note(
+        "beside layers", ", ".join(f"{name} {figure:.3f}" for name, figure in beside.items()), **beside
+    )
     bench = Bench(scale, context.device, decoding_of(context.device, records=True))
     for sessions in SMALL_SESSIONS if context.small else SESSIONS:
         engine = bench.engine(decoding=bench.decoding)

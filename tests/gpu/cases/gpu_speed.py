@@ -14,14 +14,16 @@ from gpu.gpu_findings import Context, Findings
 from support.models.circuit_runs import DEVICE, engine_with
 
 from molink.shards.batching.engine import Rows
+from molink.shards.device.device import Device
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import sample
 from molink.shards.spec import SamplingParams, Span
 
-AGREEMENT_BAR = 2e-2
 SAMPLING_MS = 0.5
 INT8_BAR = 0.65
 PREFILL_BAR = 0.6
+INT8_LAYERS = 18
 INT8_ROWS = (1, 2, 4, 8, 16)
 CHUNK_TOKENS = 2048
 _MATRIX = 8192
@@ -33,7 +35,7 @@ def decode(context: Context, findings: Findings) -> None:
     agreement = Findings(judges_speed=True)
     engine_gpu.agreement(bench, agreement)
     findings.rows += agreement.rows
-    for case in (engine_gpu.alone, engine_gpu.batch, engine_gpu.peers):
+    for case in (engine_gpu.alone, engine_gpu.batch, engine_gpu.guesses, engine_gpu.peers):
         case(bench, findings)
 
 
@@ -79,23 +81,49 @@ def _matrix_flops(context: Context, bench: Bench) -> float:
 
 
 def sampling(context: Context, findings: Findings) -> None:
-    """All rows of a step with a temperature and top_p, from logits to token ids on the host."""
+    """All rows of a step with a temperature and top_p, from logits to token ids on the host: recorded, as peers draw
+    them, beside operation by operation."""
     rows, vocabulary = (4, 512) if context.small else (64, 128_256)
     generator = torch.Generator(context.device).manual_seed(0)
     logits = torch.randn(rows, vocabulary, generator=generator, device=context.device) * 3
     params = SamplingParams(temperature=0.8, top_p=0.9)
     requests = [SampleRequest(params, seed, 7) for seed in range(rows)]
-    taken_ms = [1000 * seconds for seconds in _times_s(lambda: sample(logits, requests), context, 20)]
-    here = [one.token_id for one in sample(logits, requests)]
+    recorder = decoding_of(context.device, records=True).recorder
+    assert recorder is not None
+    before = 0 if context.small else torch.cuda.memory_reserved(context.device)
+    recorded = RecordedDrawing(vocabulary, (1, rows), Device(context.device), recorder)
+    while recorded.record_next():
+        continue
+    if not context.small:
+        taken = torch.cuda.memory_reserved(context.device) - before
+        findings.note("memory that recorded drawings hold", f"{taken / 1e6:.0f} MB", nbytes=taken)
+    ways = {"recorded": recorded, "operation by operation": None}
     there = [one.token_id for one in sample(logits.cpu(), requests)]
-    same = sum(one == other for one, other in zip(here, there, strict=True))
-    findings.hold("tokens beside the processor's", same == rows, f"{same} of {rows} are the same")
-    findings.judge(f"{rows} rows with top_p", statistics.median(taken_ms), "ms", SAMPLING_MS)
+    for name, way in ways.items():
+        here = [one.token_id for one in sample(logits, requests, way)]
+        same = sum(one == other for one, other in zip(here, there, strict=True))
+        findings.hold(
+            f"tokens beside the processor's, {name}", same == rows, f"{same} of {rows} are the same"
+        )
+    for count in (1, rows):
+        taken_ms = {
+            name: 1000
+            * statistics.median(
+                _times_s(lambda way=way: sample(logits[:count], requests[:count], way), context, 20)  # type: ignore[misc] # noqa: B023 - called at once
+            )
+            for name, way in ways.items()
+        }
+        findings.note(
+            f"{count} rows, operation by operation",
+            f"{taken_ms['operation by operation']:.3g} ms",
+            **taken_ms,
+        )
+        findings.judge(f"{count} rows with top_p", taken_ms["recorded"], "ms", SAMPLING_MS)
 
 
 def int8(context: Context, findings: Findings) -> None:
-    """Decode steps through layers of real width, in int8 over bfloat16."""
-    scale = wide_scale(context, layers=4)
+    """Decode steps through layers of real width, in int8 over bfloat16: so many that the host's part is small."""
+    scale = wide_scale(context, layers=INT8_LAYERS)
     folder = write_random(scale, context.folder, context.device)
     layers = scale.config.num_hidden_layers
     span = Span(1, layers - 1)

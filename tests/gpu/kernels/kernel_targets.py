@@ -43,6 +43,7 @@ KERNELS = {
     "_norm": (triton_layers,),
     "_gate": (triton_layers,),
     "_multiply": (triton_bytes,),
+    "_add": (triton_bytes,),
 }
 """The modules that launch each by this name."""
 LATENTS = (512, 64)

@@ -22,6 +22,7 @@ from molink.peer.memory.memory import (
 )
 from molink.shards.attention import attention
 from molink.shards.batching.decode import BATCH_SIZES
+from molink.shards.sampling.weights import DEVICE_SLICE
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
 from molink.sizes import parse_bytes
 
@@ -250,6 +251,7 @@ def test_what_is_swapped_out_never_exceeds_the_swap_space(
 def test_what_a_gpu_holds_beside_the_plan_is_counted_as_the_engine_makes_it() -> None:
     assert sum(BATCH_SIZES) == memory.RECORDED_ROWS, "each recorded step has its own result"
     assert BATCH_SIZES[-1] == memory.TABLE_ROWS
+    assert memory.DRAWN_NUMBERS == DEVICE_SLICE
     assert memory.TABLE_TOKEN_BYTES == memory.TABLE_ROWS * 4 * 8 // KV_BLOCK_TOKENS
     assert SCORES_BYTES == 4 * attention.SCORES_BYTES
 
@@ -263,7 +265,7 @@ def test_a_gpus_reserve_grows_with_context_vocabulary_libraries_and_memory() -> 
     two_kinds = replace(spec, kv_windows=windows)
     assert gpu_reserve_bytes(two_kinds, total) - reserve == 128 * spec.context_length, "each kind has a table"
     wider = replace(spec, vocabulary_size=spec.vocabulary_size + 1000)
-    assert gpu_reserve_bytes(wider, total) - reserve == 1000 * 4 * (199 + 2 * 64)
+    assert gpu_reserve_bytes(wider, total) - reserve == 1000 * (4 * (199 + 2 * 64) + 64 * (4 + 24))
     assert gpu_reserve_bytes(spec, total, 2 * LIBRARY_BYTES) - reserve == 2 * LIBRARY_BYTES
     assert gpu_reserve_bytes(spec, 2 * total) - reserve == total // 100
 

@@ -16,7 +16,7 @@ from molink.peer.redundancy.copy_sending import (
     CopySending,
 )
 from molink.peer.redundancy.input_log import InputLogs
-from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.copy_forms import GATHERED_TOKENS, CopyForm
 
 
 def lines(token_bytes: int) -> dict[CopyForm, int]:
@@ -42,14 +42,21 @@ def test_the_new_tokens_of_all_sessions_go_together_and_fill_up_with_a_prompt() 
     assert ranges_of(portion) == {"b": (100, 101), "a": (100, 102), "prompt": (100, 129)}
 
 
-def test_few_tokens_wait_a_moment_for_others_and_a_block_does_not() -> None:
+def test_few_tokens_wait_a_moment_for_others_and_as_many_as_are_computed_in_one_step_do_not() -> None:
     sending: CopySending[str] = CopySending()
     sending.open("a", "partner", 0, lines(10))
     assert sending.next_portion({"a": 3}, 5.0) == 5.0 + GATHER_S
     assert sending.next_portion({"a": 4}, 5.0 + GATHER_S / 2) == 5.0 + GATHER_S
     assert ranges_of(portion_of(sending, {"a": 5}, 5.0 + GATHER_S)) == {"a": (0, 5)}
     assert sending.next_portion({"a": 5}, 9.0) == math.inf
-    assert ranges_of(portion_of(sending, {"a": 21}, 9.0)) == {"a": (5, 21)}
+    assert ranges_of(portion_of(sending, {"a": 5 + GATHERED_TOKENS}, 9.0)) == {"a": (5, 5 + GATHERED_TOKENS)}
+
+
+def test_few_tokens_that_fill_a_portion_wait_for_no_others() -> None:
+    sending: CopySending[str] = CopySending()
+    sending.open("a", "partner", 0, lines(PORTION_BYTES // 2))
+    assert sending.next_portion({"a": 1}, 5.0) == 5.0 + GATHER_S
+    assert ranges_of(portion_of(sending, {"a": 2}, 5.0)) == {"a": (0, 2)}
 
 
 def test_a_partner_that_keeps_nothing_gets_no_more_than_a_window() -> None:
@@ -66,11 +73,11 @@ def test_a_partner_that_keeps_nothing_gets_no_more_than_a_window() -> None:
 def test_what_a_full_link_refuses_goes_when_there_is_room() -> None:
     sending: CopySending[str] = CopySending()
     sending.open("a", "partner", 0, lines(10))
-    refused = portion_of(sending, {"a": 20})
+    refused = portion_of(sending, {"a": 80})
     sending.record_refused(refused)
-    assert sending.next_portion({"a": 40}, 2.0) == math.inf
+    assert sending.next_portion({"a": 90}, 2.0) == math.inf
     sending.record_room("partner")
-    assert ranges_of(portion_of(sending, {"a": 40})) == {"a": (0, 40)}
+    assert ranges_of(portion_of(sending, {"a": 90})) == {"a": (0, 90)}
 
 
 def test_inputs_go_where_the_hop_has_them_and_keys_and_values_where_it_has_not() -> None:
@@ -103,14 +110,14 @@ def test_layers_whose_keys_and_values_are_not_copied_wait_for_inputs() -> None:
 def test_a_partner_that_claims_what_cannot_be_or_begins_again_and_again_is_not_followed() -> None:
     sending: CopySending[str] = CopySending()
     sending.open("a", "partner", 0, lines(10))
-    portion_of(sending, {"a": 20})
-    assert not sending.record_kept("a", 21)
-    assert sending.record_kept("a", 20)
-    assert not sending.record_kept("a", 19)
+    portion_of(sending, {"a": 80})
+    assert not sending.record_kept("a", 81)
+    assert sending.record_kept("a", 80)
+    assert not sending.record_kept("a", 79)
     for _ in range(MOST_OPENINGS - 1):
         assert sending.open("a", "partner", 0, lines(10))
     assert not sending.open("a", "partner", 0, lines(10))
-    assert sending.next_portion({"a": 20}, 2.0) == math.inf
+    assert sending.next_portion({"a": 80}, 2.0) == math.inf
 
 
 def test_a_partner_that_is_gone_takes_its_copies_with_it_and_no_others() -> None:
@@ -118,7 +125,7 @@ def test_a_partner_that_is_gone_takes_its_copies_with_it_and_no_others() -> None
     sending.open("a", "one", 0, lines(10))
     sending.open("b", "other", 0, lines(10))
     assert sending.end_partner("one") == ("a",)
-    assert portion_of(sending, {"a": 20, "b": 20}).partner == "other"
+    assert portion_of(sending, {"a": 80, "b": 80}).partner == "other"
 
 
 STEPS = st.lists(

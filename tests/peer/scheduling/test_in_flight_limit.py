@@ -28,12 +28,12 @@ def key(session: int) -> LeaseKey:
 
 
 def limit_of(
-    micro_batches: int, sessions: int, circuit: tuple[tuple[str, Span], ...] = HERE
+    micro_batches: int, sessions: int, circuit: tuple[tuple[str, Span], ...] = HERE, guessed: int = 0
 ) -> InFlightLimit:
-    """A limit under which so many sessions have joined, and are ready."""
+    """A limit under which so many sessions have joined, and are ready. Tokens of the first ones are guessed."""
     limit = InFlightLimit(fixed(micro_batches), 64)
     for session in range(sessions):
-        limit.add_session(key(session), circuit, STAGES)
+        limit.add_session(key(session), circuit, STAGES, guessed=session < guessed)
     for session in range(sessions):
         limit.record_return(key(session), 0.0)
     return limit
@@ -83,6 +83,24 @@ def test_a_session_waits_for_a_micro_batch_to_come_back_and_goes_with_it() -> No
     limit.record_return(key(0), 0.02)
     limit.record_return(key(1), 0.02)
     assert let_go(limit, 0.02) == [7, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("returned_s", "together"), [(0.02, [0, 1, 7]), (ITERATION_S, [7, 8, 0])], ids=["place", "patience"]
+)
+def test_who_begins_takes_no_place_from_who_travels_already_as_long_as_an_iteration(
+    returned_s: float, together: list[int]
+) -> None:
+    limit = limit_of(2, 4)
+    assert let_go(limit, 0.0) == [0, 1]
+    assert let_go(limit, 0.0) == [2, 3]
+    for session in (7, 8):
+        limit.add_session(key(session), HERE, STAGES)
+        limit.record_return(key(session), 0.0)
+    assert let_go(limit, 0.01) == []
+    for session in (0, 1):
+        limit.record_return(key(session), returned_s)
+    assert let_go(limit, returned_s) == together
 
 
 def test_what_comes_back_in_parts_is_on_its_way_until_the_last_part() -> None:
@@ -166,10 +184,14 @@ class Circulating(RuleBasedStateMachine):
         rule_ = fixed(micro_batches)
 
         def watched(
-            stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+            stages: Sequence[PipelineStage],
+            sessions: int,
+            max_rows: int,
+            rows_each: float = 1.0,
+            planned: int = 0,
         ) -> InFlightPlan:
             assert (max_rows, rows_each) == (max_sessions, 1.0)
-            return rule_(stages, sessions, max_rows)
+            return rule_(stages, sessions, max_rows, rows_each, planned)
 
         self.rule = watched
         self.max_sessions = max_sessions
@@ -180,6 +202,7 @@ class Circulating(RuleBasedStateMachine):
         self.ready: dict[LeaseKey, float] = {}
         self.at_head: list[tuple[LeaseKey, ...]] = []
         self.out: set[LeaseKey] = set()
+        self.travelled: set[LeaseKey] = set()
 
     @rule(here=st.booleans())
     def join(self, here: bool) -> None:
@@ -225,11 +248,14 @@ class Circulating(RuleBasedStateMachine):
             batch = tuple(one for one in released if self.circuits[one] == circuit)
             assert len(batch) <= self.max_sessions
             assert set(batch) <= set(self.ready)
-            assert sorted(batch, key=lambda one: self.ready[one]) == list(batch)
+            for travels in (True, False):
+                kind = [one for one in batch if (one in self.travelled) == travels]
+                assert sorted(kind, key=lambda one: self.ready[one]) == kind
             if batch:
                 self.at_head.append(batch)
         for one in released:
             del self.ready[one]
+        self.travelled.update(released)
         for one, since_s in self.ready.items():
             if not self._with(one, (other for batch in self.at_head for other in batch)):
                 assert self._with(one, self.out), "it waits, but nothing of its circuit is on its way"
@@ -264,22 +290,31 @@ def test_all_micro_batches_of_a_full_circuit_keep_circulating() -> None:
 
 
 def test_a_trip_is_told_of_what_shares_its_circuit_and_what_was_decided_of_that() -> None:
-    limit = limit_of(2, 4)
+    limit = limit_of(2, 4, guessed=1)
     assert let_go(limit, 0.0) == [0, 1]
-    assert limit.load_of(key(0)) == TripLoad(BatchLoad(1, 1))
+    assert limit.load_of(key(0)) == TripLoad(BatchLoad(1, 1), has_bystanders=True)
     limit.record_begun(key(0), TripBegun(guesses=3, tokens=2.5))
-    assert limit.load_of(key(1)) == TripLoad(BatchLoad(4, 2.5))
+    assert limit.load_of(key(1)) == TripLoad(BatchLoad(4, 2.5, guesses=3), has_bystanders=True)
     limit.record_begun(key(1), TripBegun(guesses=0))
     assert let_go(limit, 0.01) == [2, 3]
-    assert limit.load_of(key(2)) == TripLoad(BatchLoad(1, 1), (BatchLoad(5, 3.5),))
+    behind = (BatchLoad(5, 3.5, guesses=3),)
+    assert limit.load_of(key(2)) == TripLoad(BatchLoad(1, 1), behind, has_bystanders=True)
+    for session in (1, 2, 3):
+        limit.forget_session(key(session))
+    assert not limit.load_of(key(0)).has_bystanders
 
 
 def test_sessions_with_guesses_count_as_their_rows_where_micro_batches_are_planned() -> None:
     planned: list[float] = []
 
     def watched(
-        stages: Sequence[PipelineStage], sessions: int, max_rows: int, rows_each: float = 1.0
+        stages: Sequence[PipelineStage],
+        sessions: int,
+        max_rows: int,
+        rows_each: float = 1.0,
+        planned_before: int = 0,
     ) -> InFlightPlan:
+        assert planned_before == (1 if planned else 0)
         planned.append(rows_each)
         return fixed(1)(stages, sessions, max_rows, rows_each)
 

@@ -120,6 +120,31 @@ def test_memory_bound_stages_without_links_between_them_take_as_many_micro_batch
     assert molink(stages, 24, MAX_SESSIONS).iteration_ms < 1.02 * iteration_ms(stages, 24, 3)
 
 
+@settings(max_examples=examples(60))
+@given(pipelines(), sessions_there_are, st.floats(1, 1.3), st.integers(0, MOST_MICRO_BATCHES))
+def test_whatever_was_planned_no_number_is_predicted_to_be_noticeably_better(
+    stages: list[PipelineStage], sessions: int, rows_each: float, planned: int
+) -> None:
+    chosen = molink(stages, sessions, MAX_SESSIONS, rows_each, planned)
+    anew = molink(stages, sessions, MAX_SESSIONS, rows_each)
+    assert anew.micro_batches <= chosen.micro_batches <= max(anew.micro_batches, planned)
+    counts = range(1, sessions + 1)
+    assert chosen.iteration_ms <= ALIKE * min(
+        iteration_ms(stages, sessions, one, rows_each) for one in counts
+    )
+
+
+def test_numbers_that_are_about_as_good_do_not_take_turns() -> None:
+    stages = [stage(1.0, 0.12, link_ms=30.0)] * 3
+    turns = [1.2, 1.4] * 4
+    assert [molink(stages, 12, MAX_SESSIONS, rows_each).micro_batches for rows_each in turns] == [1, 2] * 4
+    planned = [0]
+    for rows_each in turns:
+        planned.append(molink(stages, 12, MAX_SESSIONS, rows_each, planned[-1]).micro_batches)
+    assert planned == [0, 1, *[2] * 7]
+    assert molink(stages, 6, MAX_SESSIONS, 1.2, planned=2).micro_batches == 1
+
+
 def test_links_as_long_as_the_computation_ask_for_more_micro_batches_than_stages() -> None:
     stages = [stage(1.0, 1.0, link_ms=12.0)] * 3
     assert molink(stages, 24, MAX_SESSIONS).micro_batches > 3

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from operator import mul
 
@@ -13,19 +13,22 @@ from support.swarms.pipelines import pipelines, roofline, stage
 
 from molink.peer.scheduling.in_flight_rules import iteration_ms, molink
 from molink.peer.scheduling.trip_load import BatchLoad, TripLoad
-from molink.peer.speculation.guess_count import CircuitCosts, guess_count
+from molink.peer.speculation.guess_count import BYSTANDERS_WAIT, CircuitCosts, guess_count
 from molink.peer.speculation.session_guesses import Guess, SessionGuesses
 from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.simnet.core.generations import GenerationTape
 
 MOST = 8
 chances = st.lists(st.floats(0, 1), max_size=MOST)
-batch_loads = st.builds(BatchLoad, st.integers(1, 32), st.floats(1, 100))
+batch_loads = st.integers(1, 32).flatmap(
+    lambda rows: st.builds(BatchLoad, st.just(rows), st.floats(1, 100), st.integers(0, rows - 1))
+)
 loads = st.builds(
     TripLoad,
     st.none() | batch_loads,
     st.lists(batch_loads, max_size=4).map(tuple),
     st.floats(0, 100),
+    st.booleans(),
 )
 
 
@@ -56,6 +59,26 @@ def test_a_trip_takes_what_the_rule_for_micro_batches_predicts(
 ) -> None:
     predicted = CircuitCosts(stages).trip_ms(rows, [rows] * (batches - 1))
     assert predicted == pytest.approx(iteration_ms(stages, rows * batches, batches))
+
+
+@given(chances, pipelines(), loads)
+def test_who_has_no_guesses_waits_a_tenth_longer_at_most_for_those_of_others(
+    right: list[float], stages: list[PipelineStage], load: TripLoad
+) -> None:
+    costs = CircuitCosts(stages)
+    load = replace(load, waited_ms=0.0, has_bystanders=True)
+    beside = load.beside or BatchLoad(0, 0.0)
+    guesses = guess_count(right, costs, load)
+    without_ms = costs.trip_ms(beside.sessions + 1, [one.sessions for one in load.others])
+    with_ms = costs.trip_ms(beside.rows + 1 + guesses, [one.rows for one in load.others])
+    assert not guesses or with_ms <= BYSTANDERS_WAIT * without_ms
+
+
+def test_who_has_no_guesses_lets_fewer_travel_where_they_lengthen_a_trip() -> None:
+    near = CircuitCosts([stage(1.0, 0.2, link_ms=5)] * 3)
+    seven = BatchLoad(7, 7.0)
+    alike, beside = (TripLoad(seven, has_bystanders=one) for one in (False, True))
+    assert guess_count([0.9] * 8, near, alike) > guess_count([0.9] * 8, near, beside) > 0
 
 
 @given(chances, pipelines())
@@ -155,7 +178,8 @@ def token_ms(stages: Sequence[PipelineStage], sessions: int, temperature: float,
 
 
 def load_of(sessions: Sequence[_Session]) -> BatchLoad:
-    return BatchLoad(sum(1 + len(one.proposed) for one in sessions), sum(one.expected for one in sessions))
+    guesses = sum(len(one.proposed) for one in sessions)
+    return BatchLoad(len(sessions) + guesses, sum(one.expected for one in sessions), guesses)
 
 
 def begin_trips(

@@ -70,7 +70,7 @@ def test_steps_go_on_after_a_capture_that_fails(
         assert fake.stream is fake.default, "steps go where copies go"
         assert not fake.default.capturing
         assert fake.allocating == set(), "the allocator knows of no capture"
-        assert not engine.record_next(), "it is not tried again in the middle of something"
+        assert engine.to_record() is None, "it is not tried again in the middle of something"
         captures = fake.captures
         tokens = tokens_of(engine)
         assert fake.captures == captures
@@ -100,6 +100,29 @@ def test_another_span_is_recorded_after_a_capture_that_failed(tiny_model: TinyMo
     with fake_cuda(1) as fake, ThreadPoolExecutor(1, "engine") as thread:
         assert thread.submit(run, fake).result() == len(SIZES)
         assert fake.allocating == set()
+
+
+def test_layers_are_recorded_after_all_that_was_recorded_is_gone(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_model("llama")
+
+    def run(fake: FakeCuda) -> int:
+        decoding = Decoding(Kernels(fake), CudaGraphs(Device("cuda:1")), SIZES)
+        engine = engine_on(folder, "cuda:1", decoding)
+        while engine.record_next():
+            continue
+        engine.detach(WHOLE)
+        assert sum(fake.pools.values()) == 0
+        before = fake.captures
+        engine.attach(load_stage(folder, WHOLE, StageSettings("float32", device="cuda:1")))
+        while engine.record_next():
+            continue
+        return fake.captures - before
+
+    with fake_cuda(1) as fake, ThreadPoolExecutor(1, "engine") as thread:
+        assert thread.submit(run, fake).result() == 2 * len(SIZES), "steps, and drawings"
+    assert told(caplog) == []
 
 
 def test_a_replay_that_fails_in_a_step_is_made_good_in_the_same_step(
@@ -180,7 +203,7 @@ def test_layers_that_wait_for_the_device_are_found_before_a_capture(
     decoding, attention, tapes = decoding_here(sizes=SIZES)
     engine = Engine(spec_for(stage), "cpu", decoding=decoding)
     engine.attach(stage)
-    assert not engine.record_next()
+    assert engine.to_record() is None
     assert tokens_of(engine) == tokens_of(engine_on(tiny_model("llama"), "cpu", None))
     assert tapes.sizes == []
     assert max(attention.rows) == 3, "rows attend together all the same"

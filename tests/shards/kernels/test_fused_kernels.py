@@ -11,11 +11,14 @@ from support.devices.fused_reference import WrittenKernels, fused_here
 from support.devices.paged_reference import decoding_here
 from support.models.circuit_runs import Circuit, Run, engine_with, finish, start_run
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.kernels.fused import FusedKernels, fused_on, install_fused
+from molink.shards.kernels.joined_products import install_joined
 from molink.shards.loading import stage_builder
 from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
+from molink.shards.matrices.quantize import QuantizedLinear
 from molink.shards.matrices.quantized_matrices import Int8Matrices
 from molink.shards.spec import Span
 
@@ -119,6 +122,88 @@ def test_a_compiler_that_cannot_be_imported_leaves_layers_their_own_way(
     assert fused_on(torch.device("cuda:0")) is None
     assert "fused kernels are not used: they end with ModuleNotFoundError" in caplog.text
     assert fused_on(torch.device("cpu")) is None
+
+
+class _GatedRMSNorm(nn.Module):
+    """A norm that wants a gate beside its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8), requires_grad=False), 1e-5
+
+    def forward(self, states: Tensor, gate: Tensor) -> Tensor:
+        return functional.rms_norm(states, (8,), self.weight, self.eps) * gate
+
+
+def test_a_norm_that_wants_more_than_its_states_keeps_its_own_way_and_the_others_do_not() -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    kernels, _ = fused_here()
+    model = nn.ModuleList([_GatedRMSNorm(), LlamaRMSNorm(8).requires_grad_(requires_grad=False)])
+    install_fused(model, BatchSlot(None), kernels)
+    assert ["forward" in part.__dict__ for part in model] == [False, True]
+
+
+class _Projections(nn.Module):
+    """What takes the same inputs in an attention module."""
+
+    def __init__(self, *, bias: bool = False, rows: tuple[int, int, int] = (8, 4, 4)) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, count, bias=bias) for count in rows)
+
+    def forward(self, states: Tensor) -> list[Tensor]:
+        return [part(states) for part in (self.q_proj, self.k_proj, self.v_proj)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_matrices_that_take_the_same_inputs_are_multiplied_as_one_in_steps_that_fuse(*, bias: bool) -> None:
+    module, slot = _Projections(bias=bias).requires_grad_(requires_grad=False), BatchSlot(None)
+    states, others = torch.randn(2, 1, 3, 8)
+    expected, of_others = module(states), module(others)
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    install_joined(module, slot)
+    assert sum(parameter.nbytes for parameter in module.parameters()) == size
+    owners = {
+        parameter.untyped_storage().data_ptr() for parameter in (module.q_proj.weight, module.v_proj.weight)
+    }
+    assert len(owners) == 1
+    for fuses in (False, True):
+        slot.fuses = fuses
+        for found, own in zip(module(states), expected, strict=True):
+            torch.testing.assert_close(found, own)
+            found.zero_()  # as a rotation in its place does
+        for found, own in zip(module(others), of_others, strict=True):
+            torch.testing.assert_close(found, own)
+    query = module.q_proj(states)
+    torch.testing.assert_close(module.k_proj(others), of_others[1])
+    torch.testing.assert_close(module.q_proj(states), query)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_matrices_of_bytes_that_take_the_same_inputs_are_multiplied_as_one(*, bias: bool) -> None:
+    module, slot = _Projections(bias=bias).requires_grad_(requires_grad=False), BatchSlot(None)
+    for name, part in list(module.named_children()):
+        setattr(module, name, QuantizedLinear(Int8Matrices.of(part.weight.data), part.bias))
+    states = torch.randn(1, 3, 8)
+    expected, held = module(states), sum(parameter.nbytes for parameter in module.parameters())
+    kernels, written = fused_here()
+    install_fused(module, slot, kernels)
+    tried = written.calls["bytes"]
+    assert sum(parameter.nbytes for parameter in module.parameters()) == held
+    for fuses in (False, True):
+        slot.fuses = fuses
+        torch.testing.assert_close(module(states), expected)
+    assert written.calls["bytes"] == tried, "processors multiply in ways of their own"
+
+
+def test_matrices_that_are_not_of_a_kind_or_are_anothers_too_are_left_apart() -> None:
+    quarter, tied, mixed = _Projections(), _Projections(), _Projections()
+    quarter.k_proj = nn.Linear(4, 4)
+    tied.v_proj.weight = tied.k_proj.weight
+    mixed.q_proj = mixed.q_proj.double()
+    model = nn.ModuleList([quarter, tied, mixed])
+    install_joined(model, BatchSlot(None))
+    assert not any("forward" in part.__dict__ for part in model.modules())
 
 
 class _Scaled(nn.Module):

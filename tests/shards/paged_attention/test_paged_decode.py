@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.devices.paged_reference import WrittenLatents, decoding_here
-from support.models.circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sharing, step_runs
+from support.devices.paged_reference import WatchedLatents, WrittenLatents, decoding_here
+from support.models.circuit_runs import (
+    DEVICE,
+    Circuit,
+    Run,
+    engine_with,
+    finish,
+    start_run,
+    start_sharing,
+    step_runs,
+)
 from support.models.tiny_models import VOCABULARY
 from support.pairwise import usually
 
@@ -21,6 +30,8 @@ SIZES = (1, 2, 4, 8)
 BY_ADDRESS = ("llama", "qwen2_sliding", "gemma2", "gpt_oss")
 ALSO_BY_ADDRESS = ("mistral", "mixtral", "gemma3", "gpt2", "qwen3")
 BY_LATENTS = ("deepseek_v3", "deepseek_v2")
+UNRECORDED = () if DEVICE == "cpu" else ("gpt_oss", "mixtral", *BY_LATENTS)
+"""On a card, experts in float32 are asked how many tokens each of them has: their steps are launched."""
 BY_SESSION = ("bloom", "falcon")
 """Linear biases, and attention of the model's own."""
 
@@ -63,8 +74,9 @@ def test_ragged_batches_by_address_are_those_session_by_session(
     folder = tiny_model(architecture)
     ours = joining(split(folder, decoding=decoding), prompts(7), 24)
     assert_same(ours, joining(split(folder), prompts(7), 24))
-    assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
-    assert tapes.replays > 20
+    if architecture not in UNRECORDED:
+        assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
+        assert tapes.replays > 20
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
 
 
@@ -78,9 +90,9 @@ def test_ragged_batches_attend_to_latents_as_sessions_do_to_what_these_expand_to
     folder = tiny_model(architecture)
     ours = joining(split(folder, decoding=decoding), prompts(7), 24)
     assert_same(ours, joining(split(folder), prompts(7), 24))
-    assert isinstance(decoding.latents, WrittenLatents)
+    assert isinstance(decoding.latents, WrittenLatents | WatchedLatents)
     assert {3, 5} & set(decoding.latents.rows), "rows beside prompts attend together too"
-    assert tapes.replays > 20
+    assert tapes.replays > 20 or architecture in UNRECORDED
 
 
 @pytest.mark.parametrize("architecture", BY_SESSION)
@@ -130,7 +142,7 @@ def test_guesses_of_one_session_are_rows_with_bounds_of_their_own(
             logits.append(engine.step(span, rows, None))
         found.append(torch.cat(logits))
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
-    assert tapes.replays >= 7
+    assert tapes.replays >= 7 or architecture in UNRECORDED
 
 
 @pytest.mark.parametrize("sessions", usually([1, 8], [2]))
@@ -242,12 +254,12 @@ def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyM
     recorded = 0
     while engine.record_next():
         recorded += 1
-    assert recorded == len(tapes.sizes) == 2 * len(SIZES)
+    assert recorded == len(tapes.sizes) == 3 * len(SIZES), "two spans, and drawings behind the last layer"
     caches = {span: engine.new_cache(span, 8) for span in (Span(0, 3), Span(0, 6))}
-    assert len(tapes.sizes) == 3 * len(SIZES), "a session opens on a span that is no stage's"
+    assert len(tapes.sizes) == 4 * len(SIZES), "a session opens on a span that is no stage's"
     for span, cache in caches.items():
         engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
-    assert len(tapes.sizes) == 3 * len(SIZES)
+    assert len(tapes.sizes) == 4 * len(SIZES)
     assert tapes.replays == 2
 
 
@@ -257,8 +269,8 @@ def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel
     span, kept = Span(0, 3), Span(0, 2)
     cache, other = engine.new_cache(span, 8), engine.new_cache(kept, 8)
     first = engine.step(kept, [Rows(other, 1, (7,), logit_rows=0)], None)
-    while engine.record_next():
-        continue
+    while (paged := engine.to_record()) is not None:
+        paged.record_next()
     assert tapes.sizes == [1, 1, 1]
     engine.detach(Span(3, 6))
     engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
@@ -292,13 +304,13 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
     expected = engine.step(span, theirs, None)
     paged, caches = engine.paged.get(span), both[1]
     assert paged is not None
-    hidden = torch.tensor([[token for own in ids for token in own]])
-    positions = torch.tensor([[20, *range(20, 29)]])
+    hidden = torch.tensor([[token for own in ids for token in own]], device=DEVICE)
+    positions = torch.tensor([[20, *range(20, 29)]], device=DEVICE)
     with torch.inference_mode():
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
         for part in (Span(0, 2), Span(2, 6)):
-            batch = paged.batch(rows, lambda numbers: torch.tensor(numbers, dtype=torch.long))
+            batch = paged.batch(rows, lambda numbers: torch.tensor(numbers, dtype=torch.long, device=DEVICE))
             for view in engine._stages.route(part):
                 hidden = view.run(hidden, positions, batch)
         batch.commit()

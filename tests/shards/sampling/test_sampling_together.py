@@ -13,13 +13,14 @@ from support.devices.sampling_by_row import sample_by_row
 from support.properties import examples
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from molink.shards.sampling.drawing import CANDIDATES, Pick, draw
+from molink.shards.sampling.drawing import Pick, candidates_on, draw
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample_each
 from molink.shards.sampling.weights import GROUP, SLICE, weighing_dtype
 from molink.shards.spec import SamplingParams
 
 VOCABULARY = SLICE + 3 * GROUP + 7
+CANDIDATES = candidates_on(torch.device("cpu"))
 READINGS = (
     "item",
     "tolist",

@@ -1,8 +1,14 @@
 """Simulated circuits guess by the product's own objects, and what they generate is what was recorded."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import quantiles
+
 import pytest
 
 from molink.peer.scheduling.trip_load import ALONE
+from molink.routing.cost.pipeline import PipelineStage
+from molink.simnet.core import serving_world
 from molink.simnet.core.generations import GenerationTape, recorded_generations
 from molink.simnet.core.guessing import SimulatedSpeculation, TapeGuesser
 from molink.simnet.core.traces import TraceRequest
@@ -13,11 +19,13 @@ from molink.simnet.serve.served_as import ServedAs
 from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving
 
 
-def run(speculation: str, delay_ms: float, rate_rps: float = 0.2, temperature: float = 0.0) -> SimulatedRun:
-    """Requests of 200 and 60 tokens, one every so often, on three machines."""
+def run(
+    speculation: str, delay_ms: float, rate_rps: float = 0.2, temperature: float = 0.0, tokens: int = 60
+) -> SimulatedRun:
+    """Requests of 200 and so many tokens, one every so often, on three machines."""
     stages = tuple(SimulatedStage(DEVICES["rtx-4090"], span) for span in even_spans(QWEN2_7B.layers, 3))
     scenario = Scenario(QWEN2_7B, stages, 100.0, delay_ms, 2.5)
-    load = RequestLoad(tuple(TraceRequest(at, 200, 60) for at in range(20)), rate_rps, 0.0, 30.0)
+    load = RequestLoad(tuple(TraceRequest(at, 200, tokens) for at in range(20)), rate_rps, 0.0, 30.0)
     return simulate_serving(scenario, "molink", ServedAs("molink", None, speculation, temperature), load)
 
 
@@ -44,6 +52,28 @@ def test_a_decision_per_trip_is_within_5_percent_of_the_best_fixed_number(
 ) -> None:
     fixed = {number: tpot_s(run(number, delay_ms, rate_rps)) for number in ("off", "1", "2", "4", "8")}
     assert tpot_s(run("auto", delay_ms, rate_rps)) <= 1.05 * min(fixed.values()), fixed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_session_without_guesses_is_hardly_kept_waiting_by_those_with(
+    monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """One in three has none; the slowest of a hundred trips is compared with that where nobody has any."""
+
+    def of_two_in_three(
+        speculation: SimulatedSpeculation, number: int, stages: Sequence[PipelineStage]
+    ) -> TapeGuesser | None:
+        return TapeGuesser(speculation, number, stages) if number % 3 else None
+
+    monkeypatch.setattr(serving_world, "TapeGuesser", of_two_in_three)
+    slowest_s = []
+    for speculation in ("off", "auto"):
+        served = run(speculation, 30.0, 1.0, temperature, tokens=100)
+        without = [one.token_s for one in served.outcomes[::3]]
+        gaps_s = [two - one for came_s in without for one, two in pairwise(came_s)]
+        assert len(gaps_s) > 900
+        slowest_s.append(quantiles(gaps_s, n=100)[-1])
+    assert slowest_s[1] <= 1.15 * slowest_s[0]
 
 
 def test_a_tape_goes_on_without_end_and_begins_elsewhere_for_each_session() -> None:

@@ -65,6 +65,8 @@ class FakeGraph:
             raise RuntimeError("graphs must be captured on a stream of their own")
         if pool in fake.allocating:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        if pool in fake.pools and fake.pools[pool] == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self._pool = pool
         fake.allocating.add(pool)
         fake.pools[pool] += 1

@@ -5,13 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.models.circuit_runs import DEVICE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from molink.shards.attention.attention import AttentionRules, attend_sequence
-from molink.shards.batching.decode import BATCH_SIZES, Decoding
-from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
+from molink.shards.batching.decode import BATCH_SIZES, Decoding, decoding_on
+from molink.shards.device.cuda_graphs import Recorder
+from molink.shards.paged_attention.paged import (
+    BlockAddresses,
+    Logits,
+    PagedAttention,
+    PagedLatentAttention,
+    RotaryAngles,
+)
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 
@@ -241,10 +249,84 @@ class Tapes:
         return replay
 
 
+class WatchedAttention:
+    """A device's own paged attention, and what was asked of it."""
+
+    def __init__(self, own: PagedAttention) -> None:
+        self._own = own
+        self.rows: list[int] = []
+        self.rotations = 0
+
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
+        self._own.store(keys, values, places, slot)
+
+    def rotate_and_store(
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
+    ) -> None:
+        self.rotations += 1
+        self._own.rotate_and_store(turned, keys, values, places, slot)
+
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
+        self.rows.append(query.shape[2])
+        return self._own.attend(query, places, slot, key_heads, logits)
+
+
+class WatchedLatents:
+    """The same of latents."""
+
+    def __init__(self, own: PagedLatentAttention) -> None:
+        self._own = own
+        self.rows: list[int] = []
+
+    def store(self, latents: Tensor, keys: Tensor, places: BlockAddresses, slot: int) -> None:
+        self._own.store(latents, keys, places, slot)
+
+    def attend(
+        self, query: Tensor, turned: Tensor, places: BlockAddresses, slot: int, scaling: float
+    ) -> Tensor:
+        self.rows.append(query.shape[1])
+        return self._own.attend(query, turned, places, slot, scaling)
+
+
+class WatchedGraphs:
+    """A device's own recorder, watched as `Tapes` are."""
+
+    def __init__(self, own: Recorder) -> None:
+        self._own = own
+        self.sizes: list[int] = []
+        self.replays = 0
+
+    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        recorded = self._own.record(step)
+        played = False
+
+        def replay() -> Tensor:
+            nonlocal played
+            result = recorded()
+            if played:
+                self.replays += 1
+            else:
+                self.sizes.append(len(result))
+                played = True
+            return result
+
+        return replay
+
+
 def decoding_here(
     *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES, fuses: bool = False
-) -> tuple[Decoding, WrittenOut, Tapes]:
-    """How a CPU decodes as a GPU would, and what watches it."""
-    attention, tapes = WrittenOut(), Tapes()
-    decoding = Decoding(attention, tapes if records else None, sizes, fuses, WrittenLatents())
-    return decoding, attention, tapes
+) -> tuple[Decoding, WrittenOut | WatchedAttention, Tapes | WatchedGraphs]:
+    """How tests' device decodes, and what watches it: a GPU by its own kernels and graphs, a CPU as a GPU would."""
+    own = decoding_on(DEVICE, fuses=fuses)
+    if own is None or own.recorder is None or own.latents is None:
+        attention, tapes = WrittenOut(), Tapes()
+        return (
+            Decoding(attention, tapes if records else None, sizes, fuses, WrittenLatents()),
+            attention,
+            tapes,
+        )
+    watched, graphs = WatchedAttention(own.attention), WatchedGraphs(own.recorder)
+    recorder = graphs if records else None
+    return Decoding(watched, recorder, sizes, fuses, WatchedLatents(own.latents)), watched, graphs

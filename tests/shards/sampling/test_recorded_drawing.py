@@ -1,0 +1,127 @@
+"""Drawings that are recorded give the tokens of those that are launched operation by operation."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.devices.paged_reference import Tapes, decoding_here
+from support.models.circuit_runs import engine_with
+from support.properties import examples
+from torch import Tensor
+
+from molink.shards.device.device import Device
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
+from molink.shards.sampling.sample_request import SampleRequest
+from molink.shards.sampling.sampling import Sampled, sample_each
+from molink.shards.spec import SamplingParams, Span
+
+TinyModel = Callable[[str], Path]
+SIZES = (1, 4)
+VOCABULARIES = (3, 1500)
+KINDS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-3, 0.7, 1.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 2, 40, 1200, 2**31 - 1]),
+    top_p=st.sampled_from([1e-9, 0.5, 0.9, 0.999999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.2]),
+    logprobs=st.sampled_from([None, None, None, 2]),
+)
+
+
+@pytest.fixture(scope="module")
+def drawings() -> dict[int, tuple[RecordedDrawing, Tapes]]:
+    """By vocabulary, all sizes recorded."""
+    made = {}
+    for vocabulary in VOCABULARIES:
+        tapes = Tapes()
+        drawing = RecordedDrawing(vocabulary, SIZES, Device("cpu"), tapes)
+        while drawing.record_next():
+            continue
+        made[vocabulary] = drawing, tapes
+    return made
+
+
+def described(drawn: list[Sampled | Exception]) -> list[object]:
+    return [one if isinstance(one, Sampled) else (type(one), getattr(one, "row", None)) for one in drawn]
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    wanted=st.lists(KINDS, min_size=1, max_size=5),
+    seed=st.integers(0, 2**31),
+    vocabulary=st.sampled_from(VOCABULARIES),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 6.0]),
+    poison=st.sampled_from([None, None, math.nan, -math.inf]),
+)
+def test_tokens_are_those_that_are_drawn_operation_by_operation(
+    drawings: dict[int, tuple[RecordedDrawing, Tapes]],
+    wanted: list[SamplingParams],
+    seed: int,
+    vocabulary: int,
+    spread: float,
+    poison: float | None,
+) -> None:
+    logits = spread * torch.randn(len(wanted), vocabulary, generator=torch.Generator().manual_seed(seed))
+    if poison is not None:
+        logits[0, seed % vocabulary] = poison
+    requests = [SampleRequest(params, seed, row) for row, params in enumerate(wanted)]
+    recorded, _ = drawings[vocabulary]
+    ours = sample_each(logits, requests, recorded=recorded)
+    assert described(ours) == described(sample_each(logits, requests))
+
+
+def test_rows_up_to_the_largest_size_are_drawn_in_one_launch_unless_they_want_more_than_tokens(
+    drawings: dict[int, tuple[RecordedDrawing, Tapes]],
+) -> None:
+    recorded, tapes = drawings[1500]
+    logits = torch.randn(5, 1500)
+
+    def launches(rows: int, **params: float) -> int:
+        before = tapes.replays
+        requests = [SampleRequest(SamplingParams(**params), 7, row) for row in range(rows)]  # type: ignore[arg-type]
+        sample_each(logits[:rows], requests, recorded=recorded)
+        return tapes.replays - before
+
+    assert [launches(rows, temperature=0.8, top_p=0.9) for rows in (1, 3, 4, 5)] == [1, 1, 1, 0]
+    assert launches(2, temperature=0.8, logprobs=3) == 0
+    assert launches(2) == 0, "the likeliest token is one operation"
+
+
+def test_a_recording_that_fails_leaves_drawings_operation_by_operation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing:
+        def record(self, _: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            raise RuntimeError("no such card")
+
+    drawing = RecordedDrawing(50, SIZES, Device("cpu"), Failing())
+    assert drawing.record_next()
+    assert not drawing.record_next()
+    assert (
+        "tokens are drawn one operation at a time: recording ended with RuntimeError: no such card"
+        in caplog.text
+    )
+    logits, request = torch.randn(1, 50), SampleRequest(SamplingParams(temperature=1.0), 3, 4)
+    assert sample_each(logits, [request], recorded=drawing) == sample_each(logits, [request])
+
+
+def test_drawings_are_recorded_where_the_last_layer_is_and_go_with_it(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
+    while engine.record_next():
+        continue
+    assert len(tapes.sizes) == 3 * len(SIZES), "two spans, and drawings"
+    drawing, logits = engine.recorded_drawing, torch.randn(1, engine.spec.vocabulary_size)
+    assert drawing is not None
+    request = SampleRequest(SamplingParams(temperature=1.0), 3, 4)
+    before = tapes.replays
+    sample_each(logits, [request], recorded=drawing)
+    assert tapes.replays == before + 1
+    engine.detach(Span(3, 6))
+    sample_each(logits, [request], recorded=drawing)
+    assert tapes.replays == before + 1
+    assert not engine.record_next()
