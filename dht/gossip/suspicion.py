@@ -118,10 +118,10 @@ class NeighbourProber:
     async def _answers(self, peer_id: str) -> bool:
         """Whether it opens a stream, over what is left of a connection or over a new one, or answers over a relay: who
         cannot be dialled is not gone because one link has ended."""
-        facts = self._membership.facts_of(peer_id)
+        facts, asked_at = self._membership.facts_of(peer_id), trio.current_time()
         if await self._opens_stream(peer_id):
             return True
-        await self._host.hang_up(peer_id)
+        await self._host.hang_up(peer_id, opened_by=asked_at)
         with trio.move_on_after(2 * self._timing.dial_timeout_s):
             for address in facts.addresses if facts is not None else ():
                 with self._tasks.at_the_risk_of(peer_id):

@@ -7,13 +7,14 @@ import contextlib
 import functools
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import trio
 from libp2p import new_host
-from libp2p.abc import IHost, INetStream
+from libp2p.abc import IHost, INetConn, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
@@ -179,13 +180,23 @@ class Host:
     def connections(self) -> int:
         return len(self._network.get_connections())
 
-    async def hang_up(self, peer_id: str) -> None:
-        """Closes every connection to the peer."""
+    async def hang_up(self, peer_id: str, *, opened_by: float = math.inf) -> None:
+        """Closes the connections to the peer that were opened by that time: whose old one is lost, that peer may have
+        been started again, and have opened another meanwhile."""
         with trio.CancelScope(deadline=trio.current_time() + 2.0, shield=True):
             try:
-                await self._network.close_peer(_id_of(peer_id))
+                for connection in tuple(self._network.get_connections(_id_of(peer_id))):
+                    if connection.muxed_conn.opened_at <= opened_by:
+                        await self._close(connection)
             except Exception:  # it is over either way
                 logger.debug("hanging up on %s failed", peer_id, exc_info=True)
+
+    async def _close(self, connection: INetConn) -> None:
+        """Not by libp2p's `close_peer`, which forgets what is opened while it closes what was there."""
+        try:
+            await connection.close()
+        finally:
+            self._network.remove_conn(connection)
 
     async def close_connections(self) -> None:
         """Closes every connection: a host that is cancelled, as hosts end, would leave their sockets open."""

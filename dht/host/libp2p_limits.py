@@ -7,6 +7,7 @@ RSA keys of any size. What is changed here holds for one host, but for the lengt
 import weakref
 from collections.abc import Awaitable, Callable
 
+import trio
 from libp2p.abc import IMuxedConn, INetworkService, IRawConnection, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
@@ -125,6 +126,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
     ) -> None:
         super().__init__(secured_conn, peer_id, is_initiator=secured_conn.is_initiator, on_close=_nothing)
         self.streams = _Streams()
+        self.opened_at = trio.current_time()
         self._connections = connections
         connections.add(self)
 

@@ -134,8 +134,10 @@ class GossipLinks:
 
     async def _link(self, peer_id: str, network: str, addresses: tuple[str, ...]) -> None:
         """A link for as long as it lasts; then the peer is left alone for a while."""
+        began_at = trio.current_time()
         try:
             await self.connect(peer_id, addresses)
+            began_at = trio.current_time()
             if peer_id in self.neighbours:  # it has dialled meanwhile
                 return
             stream = await self._host.open_stream(peer_id, GOSSIP, timeout_s=self._timing.dial_timeout_s)
@@ -148,7 +150,7 @@ class GossipLinks:
             self._linking.pop(peer_id, None)
             self.record_failure(peer_id)
         if self.gossip is not None and peer_id not in self.neighbours:
-            await self._host.hang_up(peer_id)
+            await self._host.hang_up(peer_id, opened_by=began_at)
 
     async def connect(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         """A connection to the peer, over whichever of its addresses answers first; each gets STAGGER_S before the

@@ -89,7 +89,6 @@ class Maintenance:
                 else:
                     failures.append((peer_id, reason))
                     self._links.record_failure(peer_id)
-                    await self._host.hang_up(peer_id)
                 ended.set()
 
             for peer_id, addresses in self._sources():
@@ -107,15 +106,21 @@ class Maintenance:
             raise BootstrapUnreachable(failures)
 
     async def _failure_to_compare(self, peer_id: str, addresses: tuple[str, ...]) -> str | None:
+        """Hangs up on who has failed."""
+        asked_at = trio.current_time()
         try:
             await self._links.connect(peer_id, addresses)
+            asked_at = trio.current_time()
             await self._reader.compare_with(peer_id)
         except (DialError, StreamEndedError) as error:
-            return str(error)
+            failure = str(error)
         except Exception as error:  # the boundary of a source: another one may answer
             logger.debug("comparing tables with %s failed", peer_id, exc_info=True)
-            return f"it answered with something else than the protocol ({type(error).__name__})"
-        return None
+            failure = f"it answered with something else than the protocol ({type(error).__name__})"
+        else:
+            return None
+        await self._host.hang_up(peer_id, opened_by=asked_at)
+        return failure
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -93,10 +93,10 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
 
 def _serve(host: Host, gossip: Gossip, tables: TableService) -> None:
     async def accept_link(stream: FrameStream) -> None:
-        network = network_of(host.host_of(stream.peer_id))
+        network, began_at = network_of(host.host_of(stream.peer_id)), trio.current_time()
         await gossip.run_link(CompressedStream(stream), network, dialled=False)
         if stream.peer_id not in gossip.neighbours:
-            await host.hang_up(stream.peer_id)
+            await host.hang_up(stream.peer_id, opened_by=began_at)
 
     async def hand_out_table(stream: FrameStream) -> None:
         await tables.serve(CompressedStream(stream))

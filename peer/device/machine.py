@@ -93,11 +93,14 @@ def network_addresses() -> tuple[NetworkAddress, ...]:
 
 
 def free_port(host: str, port: int | None) -> int:
-    """The remembered port if it is free still, else 0 for any."""
+    """The remembered port if nobody listens on it, else 0 for any. Connections of a process that was killed are ending
+    there for a minute, which keeps nobody from listening."""
     if port is None:
         return 0
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if os.name != "nt":  # there it would mean sharing the port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:

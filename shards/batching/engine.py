@@ -309,6 +309,12 @@ class Engine:
         self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
 
 
+def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:
+    if decoding is None or decoding.recorder is None:
+        return None
+    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
+
+
 def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:
     """Gives those that score their prompts the log-probabilities of what comes behind their rows, before these count.
     `hidden` is [1, sum of counts, hidden]."""
@@ -317,12 +323,6 @@ def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:
         if row.scores is not None:
             row.scores.score(row.cache.length, hidden[:, first : first + row.count], tail.logits)
         first += row.count
-
-
-def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:
-    if decoding is None or decoding.recorder is None:
-        return None
-    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

@@ -1,14 +1,17 @@
-"""A peer that is started again is heard, and gets its link, while its neighbour still holds the link of before."""
+"""A peer that is started again is heard, and gets its link, while its neighbour still holds the link of before; and
+keeps its connection when that one ends."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
 import trio
 from support.attackers.lying_planes import now_ms
 from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
+from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import Host, Listen, open_host
@@ -39,8 +42,10 @@ def records(name: str, *addresses: str) -> list[bytes]:
 
 
 @asynccontextmanager
-async def linked(timing: DiscoveryTiming) -> AsyncIterator[tuple[Network, Membership]]:
-    """Ada with a link to Bob, whom she has dialled. From then on Bob is as a machine without current: he takes what
+async def linked(
+    timing: DiscoveryTiming, *, by_ada: bool = True
+) -> AsyncIterator[tuple[Network, Membership, Host]]:
+    """Ada with a link to Bob, who is dialled or dials. From then on Bob is as a machine without current: he takes what
     comes, and says nothing."""
     membership = Membership(ADA.peer_id, nothing)
     settings = NetworkSettings(ADA, LOOPBACK, (), None, timing)
@@ -50,13 +55,17 @@ async def linked(timing: DiscoveryTiming) -> AsyncIterator[tuple[Network, Member
             while True:
                 await stream.receive(5000)
 
-        before.handle(GOSSIP, take)
-        for record in records("before", *before.addresses):
-            membership.receive(record)
+        if by_ada:
+            before.handle(GOSSIP, take)
+            for record in records("before", *before.addresses):
+                membership.receive(record)
+        else:
+            await before.dial(network.host.addresses[0], timeout_s=WITHIN_S)
+            await speak(before)
         with trio.fail_after(WITHIN_S):
             while BOB.peer_id not in network.gossip.neighbours:  # noqa: ASYNC110 - a link is told to nobody
                 await trio.sleep(0.02)
-        yield network, membership
+        yield network, membership, before
 
 
 @asynccontextmanager
@@ -76,7 +85,7 @@ async def speak(host: Host) -> CompressedStream:
 
 def test_who_is_started_again_is_heard_while_its_old_link_stands() -> None:
     async def scenario() -> None:
-        async with linked(PATIENT) as (network, membership), started_again(network) as after:
+        async with linked(PATIENT) as (network, membership, _), started_again(network) as after:
             await speak(after)
             with trio.fail_after(WITHIN_S):
                 while [view.facts.name for view in membership.snapshot()] != ["after"]:  # noqa: ASYNC110 - as above
@@ -88,7 +97,7 @@ def test_who_is_started_again_is_heard_while_its_old_link_stands() -> None:
 def test_who_is_started_again_gets_its_link_once_no_dial_can_have_crossed_it() -> None:
     async def scenario() -> None:
         hasty = replace(PATIENT, dial_timeout_s=1.0)
-        async with linked(hasty) as (network, membership), started_again(network) as after:
+        async with linked(hasty) as (network, membership, _), started_again(network) as after:
             network.publisher.announce(facts_of(ADA), state_of(ADA))
             with trio.fail_after(WITHIN_S):
                 while True:
@@ -100,5 +109,20 @@ def test_who_is_started_again_gets_its_link_once_no_dial_can_have_crossed_it() -
                     break
             assert [link.peer_id for link in network.gossip.incoming] == [BOB.peer_id]
             assert network.gossip.dialled == ()
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("by_ada", [True, False], ids=["dialled", "dialling"])
+def test_who_is_started_again_keeps_its_connection_when_the_link_of_before_ends(*, by_ada: bool) -> None:
+    async def scenario() -> None:
+        async with linked(PATIENT, by_ada=by_ada) as (network, _, before), started_again(network) as after:
+            await before.close_connections()
+            with trio.fail_after(WITHIN_S):
+                while network.gossip.neighbours:  # noqa: ASYNC110 - as above
+                    await trio.sleep(0.02)
+                for _ in range(20):  # by then Ada has done what follows from the end of a link
+                    stream = await after.open_stream(ADA.peer_id, TABLE, timeout_s=WITHIN_S)
+                    await stream.reset()
 
     trio.run(scenario)

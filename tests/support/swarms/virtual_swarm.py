@@ -103,6 +103,8 @@ class VirtualHost:
         self.handlers: dict[str, StreamHandler] = {}
         self.connected: dict[str, list[MemoryStream]] = {}
         """By peer, the streams to it."""
+        self.opened_at: dict[str, float] = {}
+        """By peer, when the latest connection to it was opened."""
         self._swarm = swarm
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -114,8 +116,9 @@ class VirtualHost:
         other = self._swarm.hosts.get(peer_id)
         if other is None or peer_id not in self._swarm.dialable:
             raise DialError("nobody answers there")
-        for end in (self, other):
+        for end, far in ((self, other), (other, self)):
             self._swarm.sent(end.peer_id, CONNECTION_BYTES)
+            end.opened_at[far.peer_id] = trio.current_time()
         self.connected.setdefault(peer_id, [])
         other.connected.setdefault(self.peer_id, [])
         return peer_id
@@ -148,8 +151,9 @@ class VirtualHost:
     def connections(self) -> int:
         return len(self.connected)
 
-    async def hang_up(self, peer_id: str) -> None:
-        self.part(peer_id)
+    async def hang_up(self, peer_id: str, *, opened_by: float = math.inf) -> None:
+        if self.opened_at.get(peer_id, -math.inf) <= opened_by:
+            self.part(peer_id)
 
     def part(self, peer_id: str) -> None:
         """The connection to a peer breaks, and all its streams."""
