@@ -62,20 +62,15 @@ class Engine:
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
         self._accepted = AcceptedRows()
-        self.paged = PagedSpans(
-            self._open_paged, spec.layers, _recorded_drawing(spec, self._device, decoding)
-        )
+        self.recorded_drawing = _recorded_drawing(spec, self._device, decoding)
+        """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
+        self.paged = PagedSpans(self._open_paged, spec.layers, self.recorded_drawing)
         """Which way decode steps go on each span."""
 
     @property
     def held(self) -> tuple[Span, ...]:
         """The layers that can run now, in as few spans as possible."""
         return self._stages.spans
-
-    @property
-    def recorded_drawing(self) -> RecordedDrawing | None:
-        """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
-        return self.paged.drawing
 
     @property
     def weight_bytes(self) -> int:

@@ -19,8 +19,8 @@ class PagedSpans:
     def __init__(
         self,
         opened: Callable[[Span], PagedSpan | None],
-        layers: int = 0,
-        drawing: RecordedDrawing | None = None,
+        layers: int,
+        drawing: RecordedDrawing | None,
     ) -> None:
         """`opened` makes one; None where the span's layers attend in another way. Raises whatever goes wrong. `drawing`
         is what follows the last of the model's layers."""
