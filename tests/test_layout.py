@@ -42,7 +42,7 @@ SMALL_FOR_A_REASON = {
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
     "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
-    "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows", "Generation", "ResponseRequest",
+    "SimulatedCircuit", "Accounts", "Job", "Instance", "Generation", "ResponseRequest",
     "SamplingParams", "Sampling", "SamplingRequest", "SessionPlan", "SessionLog", "PeerConfiguration",
     "CostModel", "EndedSession", "ServiceDocument",
 }  # fmt: skip

@@ -355,7 +355,7 @@ async def _settled(
 ) -> ActiveCircuit:
     held, links = await wait_ready(asked, leases, deadline_s, report), tuple(lease.link for lease in leases)
     report_codec(asked, spec, report)
-    return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
+    return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, asked.begins_at(held))
 
 
 def _patience_s(peers: Mapping[str, PeerView]) -> float:

@@ -7,7 +7,7 @@ without it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -74,7 +74,7 @@ class StepOutput:
     started_s: float
     compute_s: float
     work: StepWork | None
-    """None: nothing was computed, for every session had ended, or not at once."""
+    """None: nothing was computed, for every session had ended, or not at once, or more than a step's work."""
     failures: "tuple[StepFailure, ...]" = ()
     """Those of the micro-batch that are not among `inputs` because they failed, alone."""
     frames: tuple[tuple[StepFrame, torch.Tensor], ...] = ()
@@ -113,7 +113,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     return replace(
         output,
         compute_s=time.perf_counter() - started_s,
-        work=None if failures else work,
+        work=None if failures or any(map(scores_of, stepped)) else work,  # scoring takes longer than steps do
         failures=(*failures, *output.failures),
     )
 
@@ -133,9 +133,8 @@ def drawn(
         engine.to_host(())
     positions = [one.session.cache.length - one.guesses for one in asked if one.session.cache]
     if isinstance(result, torch.Tensor):
-        requests = [
-            request for one, at in zip(asked, positions, strict=True) for request in _requests(one, at)
-        ]
+        pairs = zip(asked, positions, strict=True)
+        requests = [request for one, at in pairs for request in _requests(one, at)]
         drawn_rows = iter(sample_each(result, requests, recorded=engine.recorded_drawing))
     else:
         drawn_rows = iter(result)
@@ -161,8 +160,12 @@ def _drawn_of(one: StepInput, position: int, outcomes: Sequence[Outcome]) -> tup
             one.payload.prompt_logprobs = one.session.drawing.prompt_logprobs(position)
     except ValueError as error:
         return error
-    sound = [*takewhile(lambda outcome: isinstance(outcome, Sampled), outcomes)]
-    return tuple(sound) or outcomes[0]  # type: ignore[return-value] # each is `Sampled`, or the first is not
+    sound: list[Sampled] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            return tuple(sound) or outcome
+        sound.append(outcome)
+    return tuple(sound)
 
 
 def scores_of(one: StepInput) -> PromptScores | None:

@@ -62,10 +62,10 @@ class Engine:
         self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
         self._accepted = AcceptedRows()
-        self.paged = PagedSpans(self._open_paged)
-        """Which way decode steps go on each span."""
         self.recorded_drawing = _recorded_drawing(spec, self._device, decoding)
         """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
+        self.paged = PagedSpans(self._open_paged, spec.layers, self.recorded_drawing)
+        """Which way decode steps go on each span."""
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -91,24 +91,14 @@ class Engine:
         self._stages.require(span)
         self._device.enter()
         self.paged.changed(self._stages.drop(span), self.held)
-        if self.recorded_drawing is not None and not self._ends:
-            self.recorded_drawing.forget()
         self.pool.forget(span)
         collect_garbage()
 
     def record_next(self) -> bool:
         """Records decode steps of one more size on layers that were attached since, and drawings behind the last layer;
         whether there was one to record. Sessions may step in between, unrecorded where they would be of that size."""
-        paged = self.to_record()
-        if paged is not None:
-            return paged.record_next()
-        drawing = self.recorded_drawing
-        return drawing is not None and self._ends and drawing.record_next()
-
-    @property
-    def _ends(self) -> bool:
-        """Whether the model's last layer is held."""
-        return any(span.stop == self.spec.layers for span in self.held)
+        self._device.enter()
+        return self.paged.record_next(self.held)
 
     def to_record(self, span: Span | None = None) -> PagedSpan | None:
         """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""

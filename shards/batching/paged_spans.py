@@ -7,6 +7,7 @@ import torch
 
 from molink.shards.batching.decode import PagedSpan
 from molink.shards.errors import in_one_line
+from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.spec import Span, missing_spans
 
 _log = logging.getLogger(__name__)
@@ -15,8 +16,16 @@ _log = logging.getLogger(__name__)
 class PagedSpans:
     """Owner of the spans on which the sessions of a step attend together. Used from the engine's thread."""
 
-    def __init__(self, opened: Callable[[Span], PagedSpan | None]) -> None:
-        """`opened` makes one; None where the span's layers attend in another way. Raises whatever goes wrong."""
+    def __init__(
+        self,
+        opened: Callable[[Span], PagedSpan | None],
+        layers: int,
+        drawing: RecordedDrawing | None,
+    ) -> None:
+        """`opened` makes one; None where the span's layers attend in another way. Raises whatever goes wrong. `drawing`
+        is what follows the last of the model's layers."""
+        self._drawing = drawing
+        self._layers = layers
         self._opened = opened
         self._spans: dict[Span, PagedSpan | None] = {}
         self._unrecorded: list[Span] = []
@@ -39,6 +48,19 @@ class PagedSpans:
         for span in [known for known in self._spans if any(overlap(known, one) for one in spans)]:
             if self._spans.pop(span) is not None and not missing_spans(span, tuple(held)):
                 self._unrecorded.append(span)
+        if self._drawing is not None and not self._ends(held):
+            self._drawing.forget()
+
+    def record_next(self, held: Sequence[Span]) -> bool:
+        """Records one more size of what was added or changed, or of drawings behind the last layer; whether there was
+        one."""
+        paged = self.to_record(held)
+        if paged is not None:
+            return paged.record_next()
+        return self._drawing is not None and self._ends(held) and self._drawing.record_next()
+
+    def _ends(self, held: Sequence[Span]) -> bool:
+        return any(span.stop == self._layers for span in held)
 
     def to_record(self, held: Sequence[Span], span: Span | None = None) -> PagedSpan | None:
         """What has steps that are to be recorded: `span`, or what was added or changed. None: nothing, or it is not
