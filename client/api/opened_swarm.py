@@ -202,7 +202,7 @@ class OpenedSwarm:
         calls: ToolCallStream | None = None,
     ) -> AsyncGenerator[TextPiece, None]:
         """Yields the session's text as it grows, and the calls that are found in it."""
-        with self.running.following(session):
+        with self.running.following(session, self.spec.name):
             async with aclosing(assemble(session, self.tokenizer, params, timeout_s, calls)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -287,9 +287,8 @@ async def open_beside(
         )
         text, tokenizer = await _open_tokenizer(access, text_work, opening)
         stack.push_async_exit(opening.pop_all())
-    is_same = access.spec.model_hash == opened.spec.model_hash
-    running = opened.running if is_same else RunningSessions()  # who watches a model sees all that runs on it
-    beside = _opened(options, connection, access, (text, tokenizer), requirements, running)
+    # who watches the swarm over one connection sees all that runs over it
+    beside = _opened(options, connection, access, (text, tokenizer), requirements, opened.running)
     stack.callback(beside.held.keep_at_most, 0)
     return beside
 

@@ -31,6 +31,7 @@ class RunningSession:
     """Running session: one generation as watchers see it."""
 
     session: ClientSession
+    model: str
     tag: str
     id: str = field(default_factory=lambda: secrets.token_hex(6))
     """Drawn for watchers: peers and clients know the session by another."""
@@ -70,6 +71,7 @@ class RunningSession:
         return {
             "id": self.id,
             "tag": self.tag,
+            "model": self.model,
             "phase": self.phase,
             "hops": self._describe_hops(hops, log.names, copies),
             "tokens": len(arrived_s),
@@ -107,7 +109,8 @@ class RunningSession:
 
 
 class RunningSessions:
-    """Those of one client that run or have just ended, and how many tokens each peer has had a part in."""
+    """Those of one client that run or have just ended, of all of its models, and how many tokens each peer has had a
+    part in."""
 
     def __init__(self) -> None:
         self.are_timed = False
@@ -119,10 +122,10 @@ class RunningSessions:
         self._ended: deque[tuple[RunningSession, float]] = deque(maxlen=MOST_ENDED)
 
     @contextmanager
-    def following(self, session: ClientSession) -> Iterator[None]:
-        """Shows the session for as long as the context lasts, and a moment more."""
+    def following(self, session: ClientSession, model: str) -> Iterator[None]:
+        """Shows a session of the model of that name for as long as the context lasts, and a moment more."""
         clock = asyncio.get_running_loop().time
-        running, watch = RunningSession(session, REQUEST_TAG.get()), session.watch
+        running, watch = RunningSession(session, model, REQUEST_TAG.get()), session.watch
 
         def record(token: pb.Token) -> None:
             watch(token)

@@ -58,6 +58,11 @@ class RunningCircuit:
     """The circuit that it goes over from, until the first token has come over this one."""
     early: list[TokenArrival] = field(default_factory=list)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last token of the generation has come, though it may wait to be taken."""
+        return self.intake is not None and self.intake.ended
+
     def is_lost(self) -> bool:
         """Whether the circuit is: another one is formed, or will be."""
         return self.intake is None

@@ -365,8 +365,8 @@ class ClientSession:
         self._moves.begin(self._run)
 
     async def _keep_leases(self) -> None:
-        """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
-        while True:
+        """Renews the leases however fast tokens come and however slowly they are taken, until the last has come."""
+        while self._run is None or not self._run.has_ended:
             await asyncio.sleep(RENEW_EVERY_S)
             self.standbys.renew(len(self._tokens.history))
             asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)

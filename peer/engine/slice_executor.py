@@ -34,7 +34,7 @@ class SliceOutput:
     """For the tokens between layers."""
     taken_s: float
     is_complete: bool
-    """Whether it is the time of what was to be computed: nobody was left out, or failed."""
+    """Whether it is the time of what was to be computed: nobody was left out, or failed, and no prompt was scored."""
 
 
 class SliceExecutor:
@@ -68,6 +68,7 @@ class SliceExecutor:
         taken_s = time.perf_counter() - started_s
         self._computed_s += taken_s
         is_complete = one is not None and len(one.steps) == len(slice_.parts) and not failures
+        is_complete = is_complete and not any(map(scores_of, slice_.parts))
         if not done and not failures:
             return SliceOutput(None, *self._left(slice_, ()), taken_s, is_complete)
         failures += whole.failures

@@ -74,7 +74,7 @@ class StepOutput:
     started_s: float
     compute_s: float
     work: StepWork | None
-    """None: nothing was computed, for every session had ended, or not at once."""
+    """None: nothing was computed, for every session had ended, or not at once, or more than a step's work."""
     failures: "tuple[StepFailure, ...]" = ()
     """Those of the micro-batch that are not among `inputs` because they failed, alone."""
     frames: tuple[tuple[StepFrame, torch.Tensor], ...] = ()
@@ -113,7 +113,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     return replace(
         output,
         compute_s=time.perf_counter() - started_s,
-        work=None if failures else work,
+        work=None if failures or any(map(scores_of, stepped)) else work,  # scoring takes longer than steps do
         failures=(*failures, *output.failures),
     )
 

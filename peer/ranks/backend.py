@@ -247,6 +247,7 @@ class RankedBackend:
             "quantization": spec.quantization,
             "name": spec.name,
             "exact": model.exact,
+            "digests": None if model.digests is None else str(model.digests),
             "way": way.name,
         }
         self.ranks = RankProcesses(devices, opening)

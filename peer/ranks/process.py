@@ -31,7 +31,7 @@ from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import describe
 from molink.shards.codec import dtype_of
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.loading.loader import StageSettings, load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.model.tensor_parallel import Shard, vocabulary_part
 from molink.shards.sampling.sampling import sample_each
@@ -54,6 +54,8 @@ class RankLoader:
         self._settings = StageSettings(
             opening["dtype"], quantization, device=opening["device"], shard=shard, exact=exact
         )
+        digests = opening["digests"]
+        self._cache = LoadCache(digests=None if digests is None else Path(digests))
         self._answer = answer
         self._loaded: dict[int, Stage] = {}
 
@@ -86,6 +88,7 @@ class RankLoader:
                 progress=progress,
                 manifest=None if order["measured"] else self._manifest,
                 parts=None if order["parts"] is None else parts_of(order["parts"]),
+                cache=self._cache,
             )
         except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
             self._answer(order, **describe_error(error))

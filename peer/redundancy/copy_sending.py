@@ -17,7 +17,7 @@ PORTION_BYTES = 256 * 1024
 """Of one message: to read it from a device, and to write it there, takes less than a decode step."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """On the way to a partner, or waiting there. Where one token takes more, one token may be."""
-GATHER_S = 0.25
+GATHER_S = 0.5
 """Fewer than GATHERED_TOKENS, which a partner computes in one step, and than fill a portion, wait so long for more, and
 for those of other sessions: messages, with their acknowledgements and answers, cost a hop more than their bytes."""
 MOST_OPENINGS = 4

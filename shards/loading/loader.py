@@ -73,7 +73,8 @@ class LoadCache:
     digests: Path | None = None
     """The folder in which `tensor_digests` remembers what was read. Of files that nobody has written to since, tensors
     are not hashed again, and on processors those that stay as they are are the mapped file. A trial step of the same
-    weights is not made again, nor a model compared with its parts."""
+    weights is not made again, nor a model compared with its parts. Of all that, one of several ranks
+    takes the last alone: no tensor is whole there."""
     packed: PackedLayers | None = None
     """Where quantized layers are stored that are not in `held`."""
     held: Mapping[int, Path] = field(default_factory=dict)
@@ -126,7 +127,7 @@ def load_stage(
         cache.known_products,
         settings.packs_later,
     )
-    known = None if digests is None or manifest is None else KnownWeights(digests)
+    known = None if digests is None or manifest is None or shard is not None else KnownWeights(digests)
     source = _Source(folder, parts, manifest, conversion, stored, known)
     model = _load_model(source, config, span, recipe, progress, cache.held)
     model.to(recipe.device).requires_grad_(requires_grad=False)

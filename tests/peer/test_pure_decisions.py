@@ -47,6 +47,7 @@ DECISIONS = [
     "molink.client.circuit.circuit_core",
     "molink.client.circuit.peer_history",
     "molink.client.epochs.patience",
+    "molink.client.epochs.successor_core",
     "molink.dht.node.hearing",
     "molink.dht.membership.announcing_core",
     "molink.dht.membership.failure_detector",

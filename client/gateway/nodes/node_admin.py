@@ -122,14 +122,16 @@ class NodeAdmin:
         return [_describe(node) for node in await self._store.all()]
 
     async def status(self, peer_id: str) -> dict[str, Any]:
-        """Returns how a node is, as it says itself, JSON-ready; `status` is null where it does not answer.
+        """Returns how a node is, as it says itself, JSON-ready; `status` is null where it does not answer. One that has
+        not registered is waited for: it may have joined a moment ago, and not be known here.
 
         Raises:
             UnknownService: it neither registered nor takes orders from here.
         """
         node = await self._store.find(peer_id)
+        ask = self._order if node is None else self._commander.order
         try:
-            told, reason = await self._commander.order(peer_id, "status"), None
+            told, reason = await ask(peer_id, "status"), None
         except SwarmError as error:
             told, reason = None, str(error)
         if node is None and told is None:
@@ -165,11 +167,8 @@ class NodeAdmin:
             InvalidRequest: the node takes no such order: the model has no name that others may give.
             SwarmUnavailable: it cannot be reached, or is leaving.
         """
-        try:
-            await self._order(peer_id, "serve", model)
-        except SwarmError:
-            await self.status(peer_id)
-            raise
+        await self.status(peer_id)
+        await self._order(peer_id, "serve", model)
         return await self._begun(OperationKind.SERVE, peer_id)
 
     async def _begun(self, kind: OperationKind, peer_id: str) -> LongRunningOperation:
@@ -317,5 +316,6 @@ def _describe(node: Node) -> dict[str, Any]:
 
 def _unknown(peer_id: str, reason: str) -> UnknownService:
     return UnknownService(
-        f"No node {peer_id[:100]!r} has registered here, or takes this gateway's orders: {reason}."
+        f"No node {peer_id[:100]!r} has registered here, or takes this gateway's orders: {reason}. One that has just "
+        "joined is known within some seconds: try again then."
     )

@@ -312,6 +312,40 @@ async def test_a_caller_that_leaves_early_leaves_nothing_behind() -> None:
 
 
 @asynchronous
+async def test_a_caller_that_breaks_out_without_closing_leaves_nothing_behind_either() -> None:
+    """The loop closes a generator that nobody refers to any more."""
+    run = Generating()
+
+    async def look() -> int | None:
+        async for token in run.session.tokens(5.0):
+            return token.token_id
+        return None
+
+    looking = asyncio.create_task(look())
+    await run.started()
+    run.token(3, 30)
+    assert await soon(looking) == 30
+    await until(lambda: len(run.low.released) == len(run.high.released) == 1)
+    assert run.connection.sinks == {}
+
+
+@asynchronous
+async def test_who_takes_no_tokens_and_closes_nothing_holds_no_lease_once_the_last_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.01)
+    run = Generating()
+    async with aclosing(run.session.tokens(5.0)) as tokens:
+        first = asyncio.ensure_future(anext(tokens))
+        await run.started()
+        run.token(3, 30)
+        await soon(first)
+        run.token(4, 1, finish=pb.STOP)
+        await until(lambda: all(task.get_name() != "renew leases" for task in asyncio.all_tasks()))
+        assert [token.token_id for token in [await anext(tokens)]] == [1]
+
+
+@asynchronous
 async def test_leases_are_renewed_however_slowly_tokens_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.01)
     run = Generating()

@@ -112,6 +112,32 @@ async def test_a_streamed_completion_is_the_same_text(
     assert len(pieces) > 3
 
 
+async def test_texts_are_scored_as_harnesses_for_evaluation_ask_for_it(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    """`echo` with `logprobs` of several prompts of token ids, with a token behind them or none."""
+    folder = bundled_folder()
+    prompts = [references.ids(folder, text) for text in ("What light through", "yonder window breaks?")]
+    for max_tokens in (0, 1):
+        answer = await client.completions.create(
+            model=BUNDLED, prompt=[list(ids) for ids in prompts], max_tokens=max_tokens,
+            temperature=0, logprobs=1, echo=True,
+        )  # fmt: skip
+        for choice, ids in zip(answer.choices, prompts, strict=True):
+            told, expected = choice.logprobs, references.logprobs(folder, ids)
+            assert told is not None
+            assert told.token_logprobs is not None
+            assert told.top_logprobs is not None
+            scores = [float(row[token]) for row, token in zip(expected, ids[1:], strict=True)]
+            assert told.token_logprobs[0] is None
+            assert told.token_logprobs[1 : len(ids)] == pytest.approx(scores, abs=1e-4)
+            assert len(told.token_logprobs) == len(ids) + max_tokens
+            for top, row in zip(told.top_logprobs[1 : len(ids)], expected, strict=True):
+                assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2 * max_tokens
+
+
 async def test_a_chat_streams_what_it_answers_at_once(
     client: openai.AsyncOpenAI, references: References
 ) -> None:

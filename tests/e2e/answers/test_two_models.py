@@ -153,6 +153,9 @@ async def test_one_connection_serves_both_models_at_once(twins: Twins, reference
             generations = await asyncio.gather(
                 *(generate(swarm, prompt, NEW_TOKENS) for prompt in prompts for swarm in (one, other))
             )
+            names = {one.model.name, other.model.name}
+            assert {circuit["model"] for circuit in one.circuits()} == names
+            assert one.circuits() == other.circuits() == (await one.snapshot())["circuits"]
         expected = [
             references.greedy(folder, prompt, NEW_TOKENS)
             for prompt in prompts

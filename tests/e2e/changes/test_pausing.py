@@ -20,7 +20,7 @@ NEW_TOKENS = 60
 PAUSED_AFTER = 12
 """Tokens that the client has when the owner pulls the plug."""
 
-PROGRAM = Path(__file__).parents[2] / "support" / "swarms" / "owned_peer.py"
+PROGRAM = Path(__file__).parents[2] / "support" / "devices" / "owned_peer.py"
 
 
 class OwnersSwarm(ForkedSwarm):

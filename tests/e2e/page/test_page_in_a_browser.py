@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Route, expect
 from support.page.browser import page_at
-from support.page.page_swarm import PageSwarm, page_snapshot, peer_of
+from support.page.page_swarm import PageSwarm, circuit_of, hops_of, page_snapshot, peer_of
 from support.swarms.fake_swarm import gateway
 
 from molink.client.errors import InvalidRequest
@@ -317,6 +318,28 @@ async def test_peers_that_state_regions_stand_on_a_map_and_elsewhere_if_asked(
         assert west < east
         await page.get_by_role("radio", name="Distance").check()
         await expect(page.locator(".caption")).to_contain_text("As far apart as their round trips")
+
+
+async def test_circuits_and_layers_of_all_models_are_told_with_their_names(
+    page: Page, swarm: PageSwarm
+) -> None:
+    other = [peer_of(20 + at, 8) | {"model": "other/model", "spans": [[0, 8]]} for at in range(2)]
+    state = page_snapshot(swarm.state["peers"])
+    models = [*state["models"], {"model": "other/model", "model_hash": "ef" * 32, "layers": 8, "peers": 2}]
+    hops = [{**hops_of(swarm.state["peers"])[0], "peer_id": other[0]["peer_id"], "start": 0, "stop": 8}]
+    swarm.state = state | {"models": models, "peers": [*state["peers"], *other]}
+    swarm.run_others(2)
+    swarm.running = [*swarm.running, circuit_of(hops, 9, model="other/model")]
+    own = swarm.model.name
+    await expect(page.locator(".standing")).to_have_text(
+        f"10 peers · 2 circuits of {own}, 1 circuit of other/model"
+    )
+    await expect(page.locator("#coverage-title + p")).to_have_text("All 32 layers are held")
+    await expect(page.locator(".coverage")).to_have_count(2)
+    await expect(page.locator(".scale").last).to_contain_text("other/model")
+    await expect(page.locator(".field-of-peers")).to_have_attribute(
+        "aria-label", re.compile("3 circuits in use: .*of other/model, ")
+    )
 
 
 async def test_a_gap_opens_where_peers_leave_and_closes_when_they_come(page: Page, swarm: PageSwarm) -> None:

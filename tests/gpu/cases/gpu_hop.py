@@ -2,6 +2,7 @@
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from gpu.cases.big_models import wide_scale, write_random
 from gpu.gpu_findings import Context, Findings
 from support.swarms.served_circuit import served_circuit
 
+from molink.peer.daemon.peer import SWITCH_INTERVAL_S
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import StepWork
@@ -107,6 +109,7 @@ def middle_hop(context: Context, findings: Findings) -> None:
 async def _generate(
     context: Context, findings: Findings, model: LocalModel, prompt_tokens: int, new_tokens: int
 ) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     layers = model.spec.layers
     cuts = (1, layers - 1)
     prompt = [1 + index % 40 for index in range(prompt_tokens)]

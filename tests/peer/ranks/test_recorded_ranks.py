@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ from support.devices.obeying_ranks import obeying_engine
 from support.devices.paged_reference import Tapes, WrittenOut, decoding_here
 from support.models.tiny_models import greedy_references, make_tiny_model
 from torch import Tensor
+from transformers import AutoConfig
 
 from molink.peer.models.model import LocalModel
 from molink.peer.ranks.backend import RankedEngine
-from molink.peer.ranks.processes import RanksLost
+from molink.peer.ranks.processes import RankRefused, RanksLost
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Rows
 from molink.shards.checkpoint import store
+from molink.shards.loading.self_check import self_check
 from molink.shards.sampling.sampling import Sampled
 from molink.shards.spec import Span
 
@@ -62,6 +65,19 @@ def recorded(engine: RankedEngine) -> int:
     while engine.record_next():
         count += 1
     return count
+
+
+def test_ranks_believe_what_the_peer_remembers_of_a_models_kind(model: LocalModel, tmp_path: Path) -> None:
+    digests = tmp_path / "digests"
+    self_check(AutoConfig.from_pretrained(model.folder), digests)
+    (remembered,) = digests.iterdir()
+    remembered.write_text('{"batching": null, "reason": "as was found out before"}', encoding="utf-8")
+    decodings = [decoding_here(sizes=SIZES)[0] for _ in range(2)]
+    with (
+        pytest.raises(RankRefused, match="as was found out before"),
+        obeying_engine(replace(model, digests=digests), decodings, tmp_path, (Span(0, 2),)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("spans", [(Span(0, 2),), (Span(0, 1), Span(1, 2))])

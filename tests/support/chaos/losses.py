@@ -60,7 +60,7 @@ async def hold_prompt(client: AsyncSwarm, latest: Sequence[pb.Token], standbys: 
             if link is None:
                 return False
             response, _ = await link.request(asked, HEARD_WITHIN_S)
-            if response.readiness.held_tokens < session_of(client).prompt_tokens:
+            if response.readiness.held_tokens < len(session_of(client).prompt):
                 return False
     return bool(latest)
 

@@ -45,6 +45,7 @@ class ObeyingRanks:
         opening = {
             "folder": str(model.folder), "manifest": model.manifest.model_dump_json(), "dtype": model.spec.dtype,
             "quantization": "none", "name": model.spec.name, "exact": False, "way": DecodingWay.RECORDED.name,
+            "digests": model.digests and str(model.digests),
             "ranks": count, "rendezvous": str(folder / "rendezvous"), "timeout_s": WAIT_S, "device": "cpu",
         }  # fmt: skip
         self.count = count

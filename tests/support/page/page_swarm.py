@@ -119,6 +119,7 @@ def circuit_of(hops: list[dict[str, Any]], number: int = 0, **values: object) ->
     described = {
         "id": f"circuit-{number}",
         "tag": "",
+        "model": MODEL,
         "phase": "decode",
         "hops": hops,
         "tokens": 1,

@@ -154,6 +154,8 @@ class FakeSwarm:
     times_hops: bool = False
     gateway_id: str = "this gateway"
     held: "FakeHeldCircuits" = field(default_factory=FakeHeldCircuits)
+    joins_after: int = 0
+    """Orders before commanded peers are known."""
     commanded: dict[str, int] = field(default_factory=dict)
     """Sessions of the peers that take this client's orders."""
     ordered_models: dict[str, str] = field(default_factory=dict)
@@ -206,7 +208,8 @@ class FakeSwarm:
         self.orders.append((peer_id, action))
         if self.order_error is not None:
             raise self.order_error
-        if peer_id not in self.commanded:
+        self.joins_after -= 1
+        if peer_id not in self.commanded or self.joins_after >= 0:
             raise SwarmUnavailable(f"no peer {peer_id} is known in this swarm")
         sessions = self.commanded[peer_id]
         if action == "leave":

@@ -16,17 +16,20 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from unittest.mock import patch
 
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
 if TYPE_CHECKING:
     from support.swarms.live_swarms import Ended
 
-PRELOADED = ("molink.peer.commands.cli", "molink.peer.daemon.peer")
+TESTS = Path(__file__).parents[2]
+PRELOADED = ("support.swarms.loaded_peer",)
 
 
 class ForkedProcess:
@@ -98,12 +101,22 @@ class ForkedSwarm(LocalSwarm):
         return await fork_peer(arguments, self.environment, log)  # type: ignore[return-value]
 
 
+def forking_context(preloaded: Sequence[str]) -> multiprocessing.context.ForkServerContext:
+    """Where processes are forked from one that has loaded these modules: of each test process the first that asks says
+    which. The server looks for them where Python does, whatever this process has added to its path."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preloaded))
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, {"PYTHONPATH": path}):
+        forkserver.ensure_running()
+    return context
+
+
 async def fork_peer(
     arguments: Sequence[str], environment: Mapping[str, str], log: Path, program: Path | None = None
 ) -> ForkedProcess:
     """Like `molink-peer ARGUMENTS`, or `python PROGRAM ARGUMENTS`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context = forking_context(PRELOADED)
     said, saying = context.Pipe(duplex=False)
     process = context.Process(
         target=run_peer, args=(arguments, environment, log, saying, program), daemon=True

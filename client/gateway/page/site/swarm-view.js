@@ -8,16 +8,18 @@ import { useStore } from "./store.js";
 import { happenings, lastCircuit, lastTag, selected, spansText, swarm } from "./swarm.js";
 
 const LISTED = 12;
+const MODELS = 4;
 const LEAST_CYCLE_MS = 900;
 const WAYS = { map: "Map", distance: "Distance", layers: "Layers" };
 
 export function Swarm() {
   const state = useStore(swarm);
   const model = state.models.find((one) => one.model === state.model) ?? state.models[0];
+  const models = model ? [model, ...state.models.filter((one) => one !== model)].slice(0, MODELS) : [];
   return html`<section class="swarm" aria-labelledby="swarm-title">
     <div class="swarm-head"><h2 id="swarm-title">The swarm</h2><${Standing} state=${state} model=${model} /></div>
     <${Field} state=${state} />
-    <${Coverage} state=${state} model=${model} />
+    <${Coverage} state=${state} models=${models} />
     <${LastMessage} />
     <${Peers} state=${state} />
     <${Happenings} />
@@ -28,9 +30,18 @@ export function Swarm() {
 function Standing({ state, model }) {
   if (!state.known) return html`<p class="standing">Looking for it …</p>`;
   if (!state.connected) return html`<p class="standing missing">The gateway does not answer</p>`;
-  const running = state.circuits.filter(({ phase }) => phase !== "ended").length;
-  const text = [counted(state.peers.size, "peer"), running ? counted(running, "circuit") : state.ready ? "ready" : "incomplete"].join(" · ");
-  return html`<p class=${state.ready || running ? "standing" : "standing missing"} title=${state.reason || model?.model}>${text}</p>`;
+  const running = state.circuits.filter(({ phase }) => phase !== "ended");
+  const circuits = running.length ? byModel(running, model?.model) : state.ready ? "ready" : "incomplete";
+  const text = [counted(state.peers.size, "peer"), circuits].join(" · ");
+  return html`<p class=${state.ready || running.length ? "standing" : "standing missing"} title=${state.reason || model?.model}>${text}</p>`;
+}
+
+// How many circuits there are; with the model's name unless all are of the one that is chatted with.
+function byModel(circuits, own) {
+  const counts = new Map();
+  for (const circuit of circuits) counts.set(circuit.model, (counts.get(circuit.model) ?? 0) + 1);
+  if (counts.size === 1 && (own === undefined || counts.has(own))) return counted(circuits.length, "circuit");
+  return [...counts].map(([name, many]) => `${counted(many, "circuit")} of ${name}`).join(", ");
 }
 
 // --- the picture
@@ -96,24 +107,34 @@ function caption(state, placed) {
 // What the picture shows, for whoever does not see it.
 function spoken(state) {
   const live = state.circuits.filter(({ phase }) => phase !== "ended");
-  const hops = live.slice(-3).map(({ hops: all }) => all.map((hop) => `${hop.name || hop.peer_id.slice(-6)} with layers ${layers(hop.start, hop.stop)}`).join(", then "));
+  const hops = live.slice(-3).map(({ model, hops: all }) => (model === state.model ? "" : `of ${model}, `) + all.map((hop) => `${hop.name || hop.peer_id.slice(-6)} with layers ${layers(hop.start, hop.stop)}`).join(", then "));
   return `A picture of ${counted(state.peers.size, "peer")}. ${live.length ? `${counted(live.length, "circuit")} in use: ${hops.join("; ")}.` : "No circuit is in use."}`;
 }
 
 // --- what is held
 
-function Coverage({ state, model }) {
-  if (!model) return null;
-  const { held, gaps } = coverage(state.peers, model);
-  const most = Math.max(1, ...held);
-  const told = gaps.length ? `Nobody holds layers ${gaps.map(([start, stop]) => layers(start, stop)).join(", ")}` : `All ${held.length} layers are held`;
+function Coverage({ state, models }) {
+  if (!models.length) return null;
+  const [first, ...others] = models.map((model) => layersOf(state, model));
   return html`<section class="part" aria-labelledby="coverage-title">
-    <div class="part-head"><h3 id="coverage-title">Layers</h3><p class=${gaps.length ? "missing" : "quiet"}>${told}</p></div>
-    <div class="coverage" role="img" aria-label=${`${told}. The least held has ${counted(Math.min(...held), "peer")}, the most held ${most}.`}>
+    <div class="part-head"><h3 id="coverage-title">Layers</h3><p class=${first.gaps.length ? "missing" : "quiet"}>${first.told}</p></div>
+    <${LayersBar} ...${first} />
+    ${others.map((one) => html`<p key=${one.model.model_hash} class=${one.gaps.length ? "missing" : "quiet"}>${one.told}</p><${LayersBar} ...${one} />`)}
+  </section>`;
+}
+
+function layersOf(state, model) {
+  const { held, gaps } = coverage(state.peers, model);
+  const told = gaps.length ? `Nobody holds layers ${gaps.map(([start, stop]) => layers(start, stop)).join(", ")}` : `All ${held.length} layers are held`;
+  return { model, held, gaps, told };
+}
+
+function LayersBar({ model, held, told }) {
+  const most = Math.max(1, ...held);
+  return html`<div class="coverage" role="img" aria-label=${`${model.model}: ${told}. The least held has ${counted(Math.min(...held), "peer")}, the most held ${most}.`}>
       ${held.map((many, layer) => html`<i key=${layer} class=${many ? "held" : "gap"} title=${`Layer ${layer}: ${counted(many, "peer")}`} style=${many ? { opacity: 0.35 + 0.65 * (many / most) } : {}}></i>`)}
     </div>
-    <div class="scale quiet" aria-hidden="true"><span>0</span><span>${model.model}</span><span>${held.length - 1}</span></div>
-  </section>`;
+    <div class="scale quiet" aria-hidden="true"><span>0</span><span>${model.model}</span><span>${held.length - 1}</span></div>`;
 }
 
 // --- the last message

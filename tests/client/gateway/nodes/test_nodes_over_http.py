@@ -175,6 +175,27 @@ def test_a_node_that_is_gone_already_loses_its_registration_all_the_same(
         assert http.get(NODES).json()["data"] == []
 
 
+@pytest.mark.parametrize("order", ["status", "drain", "serve", "exit"])
+def test_a_node_that_has_joined_a_moment_ago_is_waited_for(
+    order: str, swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    swarm.commanded[PEER] = 0
+    with serving(swarm, tmp_path) as (http, _, _):
+        swarm.joins_after = 1  # the first time that it is asked it is not known here
+        if order == "status":
+            told = http.get(f"{NODES}/{PEER}")
+            assert (told.status_code, told.json()["reachable"]) == (200, True)
+            return
+        body = {"model": "a/b"} if order == "serve" else {}
+        begun = (
+            http.delete(f"{NODES}/{PEER}")
+            if order == "exit"
+            else http.post(f"{NODES}/{PEER}/{order}", json=body)
+        )
+        assert begun.status_code == 202, begun.text
+        assert ended(http, begun.json()["operation"])["state"] == "succeeded"
+
+
 def test_a_peer_that_takes_no_orders_from_here_is_not_commanded(swarm: FakeSwarm, tmp_path: Path) -> None:
     swarm.order_error = InvalidRequest("peer 12D3 refused: this peer takes no orders from you", "peer_id")
     with serving(swarm, tmp_path) as (http, _, token):

@@ -1,5 +1,5 @@
-"""`python tests/support/swarms/owned_peer.py ARGUMENTS`: `molink-peer ARGUMENTS` that computes slowly. It is on battery
-while there is a file beside its state directory with the same name and `.unplugged` behind it."""
+"""`python tests/support/devices/owned_peer.py ARGUMENTS`: `molink-peer ARGUMENTS` that computes slowly. It is on
+battery while there is a file beside its state directory with the same name and `.unplugged` behind it."""
 
 import sys
 import time
