@@ -11,6 +11,8 @@ from molink.dht.gossip.table import MAX_TAGS
 
 _LEAST = 32
 """Peers in a part, if there are as many: each part is a stream, which deflates worse the shorter it is."""
+FIRST = 16
+"""Peers in the first part that a source gives: who can be dialled comes first, and may give others of the rest."""
 _PARTS = 6
 """That a table is cut into, at least, if that makes none shorter."""
 
@@ -23,8 +25,9 @@ class CopyClaims:
         self._until: dict[int, float] = {}
 
     def take(self, wanted: Sequence[int], of: int, now: float) -> tuple[int, ...]:
-        """Claims a part of what is wanted; none if all of that is claimed. `of`: how many a source has."""
-        most = min(MAX_TAGS, max(_LEAST, math.ceil(of / _PARTS)))
+        """Claims a part of what is wanted of a source; none if all of that is claimed. `of`: how many it has that were
+        wanted at first."""
+        most = FIRST if len(wanted) == of else min(MAX_TAGS, max(_LEAST, math.ceil(of / _PARTS)))
         part = tuple(tag for tag in wanted if self._until.get(tag, -math.inf) <= now)[:most]
         self._until |= dict.fromkeys(part, now + self._patience_s)
         return part

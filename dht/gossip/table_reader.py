@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 import trio
 
@@ -19,6 +19,10 @@ from molink.dht.membership.timing import DiscoveryTiming
 logger = logging.getLogger(__name__)
 
 _WANTED = 64
+
+
+async def nothing() -> None:
+    """Nothing is waited for."""
 
 
 class TableReader:
@@ -64,8 +68,9 @@ class TableReader:
             with self._tasks.at_the_risk_of(peer_id):
                 await self.pull(peer_id, tags=tags)
 
-    async def copy_from(self, peer_id: str) -> None:
-        """What the peer knows and this one does not, but for what others give that are asked at the same time."""
+    async def copy_from(self, peer_id: str, part_came: Callable[[], Awaitable[None]] = nothing) -> None:
+        """What the peer knows and this one does not, but for what others give that are asked at the same time.
+        `part_came` is waited for after each part but the last."""
         async with self._stream_to(peer_id) as stream:
             newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
         held = {tag: self._membership.sequence_of(tag) for tag in newer}
@@ -81,9 +86,18 @@ class TableReader:
             else:
                 with trio.CancelScope(deadline=self._claims.free_at(held)):
                     await self._released.wait()
-            for tag in tuple(held):  # what it was asked for, or another has given
-                if tag in part or self._membership.sequence_of(tag) > held[tag]:
-                    del held[tag]
+            held = self._lacking(held, part)
+            if part and held:
+                await part_came()
+                held = self._lacking(held)
+
+    def _lacking(self, held: Mapping[int, int], asked: Sequence[int] = ()) -> dict[int, int]:
+        """Those of the tags with the sequences held that were neither asked for nor given by another."""
+        return {
+            tag: sequence
+            for tag, sequence in held.items()
+            if tag not in asked and self._membership.sequence_of(tag) <= sequence
+        }
 
     async def compare_with(self, peer_id: str) -> None:
         """Copies what the peer knows and this one does not."""

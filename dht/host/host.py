@@ -22,6 +22,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from multiaddr import Multiaddr
 
 from molink.dht.host.framing import FrameStream
+from molink.dht.host.lean_libp2p import bring_in_swarm_cipher
 from molink.dht.host.libp2p_hardening import (
     DialledSockets,
     connection_config,
@@ -221,6 +222,8 @@ async def open_host(
         PortInUse: the port is taken.
     """
     quiet_logging()
+    if swarm_key is not None:
+        bring_in_swarm_cipher()
     if listen is not None:
         require_free(listen.host, listen.port)
     key_pair = create_new_key_pair(identity.private_bytes())

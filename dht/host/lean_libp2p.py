@@ -18,7 +18,7 @@ _UNUSED: Final = (
     "libp2p.security.tls",
     "requests",
     "httpx",
-    "Crypto",  # keys of other kinds
+    "Crypto",  # keys of other kinds; the cipher of private swarms is brought in when one is joined
     "coincurve",
     "fastecdsa",
     "dns",  # `host.py` looks names up before
@@ -41,3 +41,9 @@ def load_lean_libp2p() -> None:
         return
     with placeholders(_UNUSED):
         importlib.import_module("libp2p")
+
+
+def bring_in_swarm_cipher() -> None:
+    """Gives libp2p the cipher by which connections of a private swarm are encrypted, if it was loaded without."""
+    connections = importlib.import_module("libp2p.security.pnet.psk_conn")
+    connections.__dict__["Salsa20"] = importlib.import_module("Crypto.Cipher.Salsa20")

@@ -172,9 +172,11 @@ def living_views(
 
 
 def living_records(entries: DirectoryEntries, now: float) -> tuple[AgedRecord, ...]:
-    """The newest records, with ages, of the peers that live and answer, most recently heard first, to hand on."""
+    """The newest records, with ages, of the peers that live and answer, to hand on: those that can be dialled first, as
+    they can be asked for the others, then most recently heard ones."""
     aged: list[AgedRecord] = []
-    for entry in reversed(tuple(entries)):
+    recent_first = list(entries)[::-1]
+    for entry in sorted(recent_first, key=_is_dialable, reverse=True):
         facts, state = entry.newest_facts, entry.newest_state
         if not entry.answers or facts is None or state is None:
             continue
@@ -182,6 +184,10 @@ def living_records(entries: DirectoryEntries, now: float) -> tuple[AgedRecord, .
             ages = (max(0.0, now - facts.received), max(0.0, now - state.received))
             aged.append(AgedRecord(peer_tag(entry.public_key), facts.record, state.record, *ages))
     return tuple(aged)
+
+
+def _is_dialable(entry: PeerEntry) -> bool:
+    return entry.newest_facts is not None and bool(entry.newest_facts.value.addresses)
 
 
 def last_words(entries: DirectoryEntries, tag: int, now: float) -> AgedRecord | None:

@@ -78,7 +78,9 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 is_member=membership.knows,
             )
             _serve(host, gossip, tables)
-        await Joining(host, timing, reader, links.open).join(settings.initial_peers, settings.fallback)
+        await Joining(host, timing, reader, membership.living, links.open).join(
+            settings.initial_peers, settings.fallback
+        )
         membership.settle()
         reader.hot_pulled = gossip.announce_pulled  # what a newcomer copies the others have
         links.count(membership.living())  # before the first word, which else lapses before the second is due

@@ -14,6 +14,12 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that use the wide swarm come last: its peers are there for those alone, and take nothing from others."""
+    users = {item.path for item in items if "wide_swarm" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in users)
+
+
 @pytest.fixture(scope="session")
 def references() -> References:
     return References()

@@ -45,7 +45,10 @@ def test_afterwards_the_real_modules_are_imported() -> None:
     assert ServerHandler.server_software
 
 
-def test_libp2p_is_loaded_without_what_is_never_used_and_a_host_runs() -> None:
+@pytest.mark.parametrize(("key", "brought_in"), [("None", ""), ("SwarmKey.generate()", "Crypto")])
+def test_libp2p_is_loaded_without_what_is_never_used_and_hosts_connect_in_public_and_private_swarms(
+    key: str, brought_in: str
+) -> None:
     program = (
         "import sys\n"
         "from molink.dht.host.lean_libp2p import load_lean_libp2p\n"
@@ -53,9 +56,11 @@ def test_libp2p_is_loaded_without_what_is_never_used_and_a_host_runs() -> None:
         "import trio\n"
         "from molink.dht.host.host import Listen, open_host\n"
         "from molink.dht.identity.identity import Identity\n"
+        "from molink.dht.identity.swarm_key import SwarmKey\n"
+        f"key = {key}\n"
         "async def main():\n"
-        "    async with open_host(Identity.generate(), Listen('127.0.0.1', 0), None) as one:\n"
-        "        async with open_host(Identity.generate(), None, None) as other:\n"
+        "    async with open_host(Identity.generate(), Listen('127.0.0.1', 0), key) as one:\n"
+        "        async with open_host(Identity.generate(), None, key) as other:\n"
         "            assert await other.dial(one.addresses[0], timeout_s=20) == one.peer_id\n"
         "trio.run(main)\n"
         "heavy = {'aioquic', 'zeroconf', 'requests', 'httpx', 'dns', 'Crypto', 'fastecdsa', 'prometheus_client'}\n"
@@ -66,4 +71,4 @@ def test_libp2p_is_loaded_without_what_is_never_used_and_a_host_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+    assert (done.stdout.strip(), done.returncode) == (brought_in, 0), done.stderr
