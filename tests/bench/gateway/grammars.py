@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -67,10 +68,8 @@ async def swarm(turns: int, table: Table) -> None:
         for at, (span, port) in enumerate(zip(SPANS, ports, strict=True)):
             behind = ("--grpc-port", str(port), "--http-proxy", lines.proxies[at], "--partner", "off")
             await peers.join(f"q{at}", "--model", BUNDLED, "--layers", span, *behind)
-        opened = AsyncSwarm(
-            BUNDLED, initial_peers=peers.addresses, speculation="off", http_proxy=lines.proxies[-1]
-        )
-        async with opened as client:
+        os.environ["MOLINK_HTTP_PROXY"] = lines.proxies[-1]
+        async with AsyncSwarm(BUNDLED, initial_peers=peers.addresses, speculation="off") as client:
             await measure(client, turns, f"at {MBPS:g} Mbps, {DELAY_MS:g} ms", table)
 
 
