@@ -112,6 +112,23 @@ async def test_a_streamed_completion_is_the_same_text(
     assert len(pieces) > 3
 
 
+@pytest.mark.full
+async def test_64_streams_at_once_are_whole_and_none_is_anothers(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    folder = bundled_folder()
+    prompts = [references.ids(folder, f"{PROMPT} {number}, my lord?\n") for number in range(64)]
+
+    async def streamed(prompt: tuple[int, ...]) -> str:
+        answer = await client.completions.create(
+            model=BUNDLED, prompt=list(prompt), max_tokens=NEW_TOKENS, temperature=0, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in answer if chunk.choices])
+
+    texts = await asyncio.gather(*map(streamed, prompts))
+    assert texts == [expected_text(references, prompt, NEW_TOKENS) for prompt in prompts]
+
+
 async def test_texts_are_scored_as_harnesses_for_evaluation_ask_for_it(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
