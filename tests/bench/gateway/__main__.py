@@ -25,6 +25,7 @@ from support.gateways.gateway_keys import bearer, in_database
 from support.gateways.postgresql_server import fresh_database, postgresql_server
 from support.swarms.fake_swarm import SPEC
 
+from molink.client.api.generation import TextPiece
 from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope, key_text
 from molink.client.gateway.accounts.database import Database
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -74,8 +75,7 @@ async def admissions_ms(gatekeeper: Gatekeeper, keys: Sequence[str], count: int,
             admitted = await gatekeeper.admit(caller, SPEC, [30], 200)
             times_ms.append(1000 * (time.perf_counter() - began_s))
             await asyncio.sleep(0.001)  # what comes between two requests of one user
-            admitted.generated(0, 100)
-            admitted.finished(0, 30)
+            admitted.note(0, TextPiece("", token_ids=(1,) * 100))
             admitted.end()
 
     await asyncio.gather(*(user(own) for own in range(at_once)))
