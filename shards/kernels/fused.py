@@ -105,15 +105,19 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
     modules = [module for module in model.modules() if "forward" not in module.__dict__]
     joined: list[Int8Matrices] = []
     steps: dict[str, Callable[[], object]] = {
-        "fused kernels are not used": lambda: _install_small(modules, slot, kernels.layers),
-        "matrices are multiplied one by one": lambda: joined.extend(install_joined(model, slot)),
-        "matrices of bytes are unpacked": lambda: _install_bytes([*modules, *joined], slot, kernels.by_bytes),
+        "fused kernels are not used: they end with": lambda: _install_small(modules, slot, kernels.layers),
+        "matrices are multiplied one by one: joining them ends with": lambda: joined.extend(
+            install_joined(model, slot)
+        ),
+        "matrices of bytes are unpacked: their kernel ends with": lambda: _install_bytes(
+            [*modules, *joined], slot, kernels.by_bytes
+        ),
     }
     for otherwise, install in steps.items():
         try:
             install()
         except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
-            _log.warning("%s: they end with %s", otherwise, in_one_line(error))
+            _log.warning("%s %s", otherwise, in_one_line(error))
 
 
 def _install_small(modules: Sequence[nn.Module], slot: BatchSlot, kernels: LayerKernels) -> None:
@@ -156,7 +160,7 @@ def _epsilon(module: nn.Module) -> float | None:
 def _kind_of(module: nn.Module, epsilon: float, kernels: LayerKernels) -> NormKind | None:
     weight: Tensor = module.weight  # type: ignore[assignment] # as `_epsilon` saw
     rows = _random((_ROWS, len(weight)), weight)
-    expected = _own(module, rows)
+    expected = _asked(type(module).forward, module, rows)
     if expected is None or expected.dtype is not weight.dtype:
         return None
     differences = {
@@ -164,15 +168,6 @@ def _kind_of(module: nn.Module, epsilon: float, kernels: LayerKernels) -> NormKi
     }
     best = min(differences, key=lambda kind: differences[kind])
     return best if differences[best] <= TOLERANCES[weight.dtype] else None
-
-
-def _own(module: nn.Module, rows: Tensor) -> Tensor | None:
-    """What a norm's forward makes of the rows; None where it wants more than them, as gated norms do."""
-    try:
-        result = module(rows)
-    except Exception:  # noqa: BLE001 - it is another kind of norm
-        return None
-    return result if isinstance(result, Tensor) else None
 
 
 def _norm_forward(
@@ -347,7 +342,8 @@ def _install_bytes(modules: Iterable[nn.Module], slot: BatchSlot, kernel: BytePr
 
 
 def _asked(forward: Callable[..., Any], stand_in: object, states: Tensor) -> Tensor | None:
-    """What a class's own forward makes of the states; None where it wants more than the stand-in has."""
+    """What a class's own forward makes of the states; None where it wants more, of the stand-in or beside the states,
+    as gated norms do."""
     try:
         result = inspect.unwrap(forward)(stand_in, states)
     except Exception:  # noqa: BLE001 - it is another kind of module

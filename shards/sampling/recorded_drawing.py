@@ -46,10 +46,7 @@ class RecordedDrawing:
             replay()
             self._device.wait()
         except Exception as error:  # noqa: BLE001 - drivers and compilers raise what they like: the next way needs neither
-            self._recorder = None
-            _log.warning(
-                "tokens are drawn one operation at a time: recording ended with %s", in_one_line(error)
-            )
+            self._give_up(error)
         else:
             self._replays[size] = replay
         return True
@@ -73,7 +70,17 @@ class RecordedDrawing:
             return None
         staged[:rows].copy_(logits)
         self._fill(settings, picks)
-        return replay()[:, :rows].flatten().clone()  # the next drawing writes over what it gave
+        try:
+            return replay()[:, :rows].flatten().clone()  # the next drawing writes over what it gave
+        except Exception as error:  # noqa: BLE001 - as above; the same rows are drawn the next way
+            self.forget()
+            self._give_up(error)
+            return None
+
+    def _give_up(self, reason: Exception) -> None:
+        """No further drawings are recorded; what has been recorded stays."""
+        self._recorder = None
+        _log.warning("tokens are drawn one operation at a time: recording ended with %s", in_one_line(reason))
 
     def _fill(self, settings: Staging, picks: Sequence[Pick]) -> None:
         host = settings.host()

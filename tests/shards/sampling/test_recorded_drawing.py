@@ -109,6 +109,29 @@ def test_a_recording_that_fails_leaves_drawings_operation_by_operation(
     assert sample_each(logits, [request], recorded=drawing) == sample_each(logits, [request])
 
 
+def test_a_drawing_that_fails_when_it_is_played_is_made_good_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Breaking(Tapes):
+        def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            replay = super().record(step)
+
+            def breaking() -> Tensor:
+                if self.replays > 0:
+                    raise RuntimeError("the card is gone")
+                return replay()
+
+            return breaking
+
+    drawing = RecordedDrawing(50, (1,), Device("cpu"), Breaking())
+    assert drawing.record_next()
+    logits, request = torch.randn(1, 50), SampleRequest(SamplingParams(temperature=1.0), 3, 4)
+    drawn = [sample_each(logits, [request], recorded=drawing) for _ in range(3)]
+    assert drawn == [sample_each(logits, [request])] * 3
+    assert caplog.text.count("tokens are drawn one operation at a time") == 1
+    assert not drawing.record_next()
+
+
 def test_drawings_are_recorded_where_the_last_layer_is_and_go_with_it(tiny_model: TinyModel) -> None:
     decoding, _, tapes = decoding_here(sizes=SIZES)
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
