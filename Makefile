@@ -8,7 +8,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-e2e test-attacks test-shards test-units test-engines test-decisions test-discovery test-check test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
-setup: $(VENV)/.linked
+# Made once for all parts of `test`: a link that one of them makes anew is missing to the others for a moment.
+setup: $(if $(IS_SET_UP),,$(VENV)/.linked)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -46,7 +47,7 @@ check: setup
 # leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no torch is loaded.
 # `test-units` runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j4 $(PARTS)
+	@$(MAKE) --no-print-directory -k -j4 IS_SET_UP=yes $(PARTS)
 
 PEERS := tests/e2e
 ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
