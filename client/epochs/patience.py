@@ -8,8 +8,9 @@ same.
 A peer whose machine stands still says nothing, and its connections stay open; one whose device hangs still answers. The
 client sees both first by the token that does not come, long before a link is given up. So it asks all hops for a sign
 of life: a hop that is silent while the others have answered, or whose engine is at one piece of work for far longer
-than a token takes, is at fault. An answer is late by what the others' answers took, so that a client or a machine that
-is slow as a whole blames nobody. This is an accrual failure detector (Hayashibara et al. 2004) with a single threshold.
+than a token takes, and than it says that this piece should take, is at fault. An answer is late by what the others'
+answers took, so that a client or a machine that is slow as a whole blames nobody. This is an accrual failure detector
+(Hayashibara et al. 2004) with a single threshold.
 """
 
 from collections.abc import Sequence
@@ -37,9 +38,13 @@ ASK_MARGIN = 2.0
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""
-LEAST_STUCK_S = 3.0
+LEAST_STUCK_S = 1.0
+"""An engine is stuck at one piece of work after that, at the earliest."""
+LEAST_UNPREDICTED_S = 3.0
+"""The same where its peer does not say what that piece should take."""
 STUCK = 8.0
-"""An engine is stuck at one piece of work after so many times what a token should take."""
+"""It is stuck after so many times what a token should take, and what the piece should, as its peer predicts it: it may
+be a prompt of somebody else's."""
 
 
 def first_token_s(predicted_s: float, stood_still: int = 0) -> float:
@@ -71,6 +76,14 @@ class SignOfLife:
     """From the question to the answer; None: there is none yet."""
     computing_s: float = 0.0
     """For how long its engine has been at its present piece of work, as it says."""
+    expected_s: float = 0.0
+    """What that piece should take, as it says; 0: it does not."""
+
+    def is_stuck(self, token_s: float) -> bool:
+        """Whether its engine has been at that piece for far longer than it should; `token_s` is what the next token of
+        the circuit should take."""
+        least_s = LEAST_STUCK_S if self.expected_s else LEAST_UNPREDICTED_S
+        return self.computing_s > max(least_s, STUCK * token_s, STUCK * self.expected_s)
 
 
 def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: bool) -> float:
@@ -98,5 +111,5 @@ def hop_at_fault(signs: Sequence[SignOfLife], token_s: float, *, is_over: bool =
     silent = [sign for sign in signs if sign.after_s is None]
     if silent:
         return silent[0] if is_over or len(silent) < len(signs) else None
-    stuck = [sign for sign in signs if sign.computing_s > max(LEAST_STUCK_S, STUCK * token_s)]
+    stuck = [sign for sign in signs if sign.is_stuck(token_s)]
     return stuck[0] if len(stuck) == 1 else None

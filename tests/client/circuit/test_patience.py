@@ -15,7 +15,7 @@ from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 seconds = st.floats(0.0, 100.0)
-answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds), min_size=1, max_size=6).map(
+answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds, seconds), min_size=1, max_size=6).map(
     lambda drawn: [SignOfLife(f"hop {at}", *one) for at, one in enumerate(drawn)]
 )
 
@@ -58,6 +58,8 @@ def test_who_has_answered_and_computes_nothing_long_is_never_at_fault(
     else:
         assert all(sign.after_s is not None for sign in signs)
         assert fault.computing_s > max(patience.LEAST_STUCK_S, patience.STUCK * token_s)
+        assert fault.computing_s > patience.STUCK * fault.expected_s
+        assert fault.expected_s or fault.computing_s > patience.LEAST_UNPREDICTED_S
 
 
 def test_one_silent_hop_among_others_is_at_fault_and_silence_all_around_is_nobodys() -> None:
@@ -72,6 +74,13 @@ def test_a_stuck_engine_is_at_fault_unless_several_say_that_theirs_is() -> None:
     idle, stuck = SignOfLife("idle", 0.01), SignOfLife("stuck", 0.01, math.inf)
     assert hop_at_fault([idle, stuck], 0.1) == stuck
     assert hop_at_fault([stuck, stuck], 0.1) is None
+
+
+def test_an_engine_is_stuck_sooner_where_its_peer_says_what_its_work_should_take() -> None:
+    idle, quick = SignOfLife("idle", 0.01), SignOfLife("quick", 0.01, 1.5, 0.02)
+    assert hop_at_fault([idle, quick], 0.1) == quick
+    assert hop_at_fault([idle, SignOfLife("an older peer", 0.01, 1.5)], 0.1) is None
+    assert hop_at_fault([idle, SignOfLife("at a long prompt", 0.01, 1.5, 0.5)], 0.1) is None
 
 
 @asynchronous
