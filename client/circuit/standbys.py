@@ -129,7 +129,8 @@ class Standbys:
             wished = leaving.get(self._peer_of(at))
             if one.view.peer_id in leaving or (wished and wished[0].peer_id != one.view.peer_id):
                 release(one.link, self._descriptor)
-                self._forget(at)
+                del self._standing[at]
+                self._descriptor.hops[at].standby_facts = b""  # it may be named as that of another hop
         self._lacking.set()
 
     async def wait_changed(self, wait_s: float) -> None:
@@ -166,7 +167,8 @@ class Standbys:
         at = next((at for at, one in self._standing.items() if one.view.peer_id == peer_id), None)
         if at is None:
             return False
-        self._forget(at)
+        del self._standing[at]
+        self._descriptor.hops[at].standby_facts = b""
         self._unfit.refused.add(peer_id)
         self._lacking.set()
         self._changed.set()
@@ -296,12 +298,6 @@ class Standbys:
             self._replace(at, Standby(view, link, form))
         self._changed.set()
         return True
-
-    def _forget(self, at: int) -> None:
-        """That hop's copy is kept no longer where it was: whoever kept it may keep another hop's, and no peer may be
-        named as the standby of two."""
-        del self._standing[at]
-        self._descriptor.hops[at].standby_facts = b""
 
     def _replace(self, at: int, by: Standby | None) -> None:
         """That hop's copy is kept there from now on, or nowhere."""

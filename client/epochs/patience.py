@@ -27,14 +27,19 @@ STEP_S = 60.0
 """For one token all circuits together have so long, or three times as long as the first one had."""
 MOST_FRUITLESS = 8
 """Circuits in a row that yield no token."""
-ASK_NEXT_S = 0.4
-"""After so long hops are asked where a token is missing, at the earliest."""
+ASK_NEXT_S = 0.2
+"""After so long hops are asked where a token is missing, at the earliest: a hop that is silent from then on is known to
+be within a second of the last token, and has had most of that to answer."""
 ASK_FIRST_S = 1.0
 """The same for a circuit's first token: its prompt may take long, and to ask costs next to nothing."""
 ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
 ASK_MARGIN = 2.0
 """A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
+LEAST_BEGIN_S = 0.4
+BEGIN_MARGIN = 4.0
+"""A prepared epoch has not begun after so many times what a token should take, and that at the least: one hop waits for
+another then, and all of them in another epoch wait for less."""
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""
@@ -79,6 +84,11 @@ class SignOfLife:
     expected_s: float = 0.0
     """What that piece should take, as it says; 0: it does not."""
 
+    @property
+    def fault(self) -> str:
+        """What is said of a hop that is left for it."""
+        return "it did not answer" if self.after_s is None else "its engine stood still"
+
     def is_stuck(self, token_s: float) -> bool:
         """Whether its engine has been at that piece for far longer than it should; `token_s` is what the next token of
         the circuit should take."""
@@ -93,6 +103,11 @@ def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: 
     """
     least_s = ASK_FIRST_S if is_first else max(ASK_NEXT_S, ASK_MARGIN * max(predicted_s, measured_s))
     return sum(min(ASK_LONGEST_S, least_s * 2.0**turn) for turn in range(asked + 1))
+
+
+def begin_after_s(predicted_s: float, measured_s: float) -> float:
+    """Returns after how many seconds without a token an epoch that was prepared is given up. As `ask_after_s`."""
+    return max(LEAST_BEGIN_S, BEGIN_MARGIN * max(predicted_s, measured_s))
 
 
 def answers_until_s(signs: Sequence[SignOfLife], most_s: float) -> float:
