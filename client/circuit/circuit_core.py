@@ -191,17 +191,16 @@ class CircuitCore:
         one is given."""
         return first_token_s if self._run.tokens == 0 else max(next_token_s, self.measured_s)
 
-    def ask_after_s(self, next_token_s: float, asked: int, *, goes_over: bool = False) -> float:
-        """Returns after how long without a token hops are asked for a sign of life, if they have been so often; for
-        the first token of an epoch that was prepared, after how long they are asked for another epoch."""
-        if goes_over:
-            return patience.begin_after_s(next_token_s, self.measured_s)
+    def ask_after_s(self, next_token_s: float, asked: int) -> float:
+        """Returns after how long without a token hops are asked for a sign of life, if they have been so often."""
         is_first = self._run.tokens == 0
         return patience.ask_after_s(next_token_s, self.measured_s, asked, is_first=is_first)
 
-    def patience_s(self, first_token_s: float, next_token_s: float) -> float:
-        """Returns how long the running circuit's next token may take before hops are asked for a sign of life; what is
-        predicted of its first one and of each further one is given."""
+    def patience_s(self, first_token_s: float, next_token_s: float, *, goes_over: bool = False) -> float:
+        """Returns how long the running circuit's next token may take before it is lost; what is predicted of its first
+        one and of each further one is given. `goes_over`: an epoch that was prepared is to begin with it."""
+        if goes_over:
+            return patience.begin_s(next_token_s, self.measured_s)
         if self._run.tokens == 0:
             return patience.first_token_s(first_token_s, self._stood_still[self.peer_ids])
         return patience.next_token_s(next_token_s, self.measured_s)

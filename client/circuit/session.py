@@ -216,20 +216,20 @@ class ClientSession:
             asked += 1
             if run is None:
                 continue
-            circuit, first_s, next_s = run.circuit, *self._predicted_s(run.circuit.route)
-            if run.before is not None:
-                if clock() - since_s >= self._circuits.ask_after_s(next_s, asked, goes_over=True):
-                    self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
-                continue
+            circuit = run.circuit
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            fault = patience.hop_at_fault(signs, self._circuits.token_s(first_s, next_s), is_over=is_over)
-            if not self._events.empty():
-                continue
+            token_s = self._circuits.token_s(*self._predicted_s(circuit.route))
+            fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
             # the only circuit that there is gets the time that it may take
             can_go = self._circuit_builder.can_do_without
-            if fault is not None and (is_over or await can_go(fault.peer_id, self._template)):
+            is_left = fault is not None and (is_over or await can_go(fault.peer_id, self._template))
+            if not self._events.empty():
+                continue
+            if fault is not None and is_left:
                 self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", fault.fault))
+            elif is_over and run.before is not None:
+                self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
             elif is_over:
                 self._lose(HopLost(self._template.epoch, "", "stalled", "the circuit stood still"))
 
@@ -240,8 +240,8 @@ class ClientSession:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
         first_s, next_s = self._predicted_s(route)
         goes_over = self._run is not None and self._run.before is not None
-        ask_s = self._circuits.ask_after_s(next_s, asked, goes_over=goes_over)
-        return self._circuits.patience_s(first_s, next_s), ask_s
+        patience_s = self._circuits.patience_s(first_s, next_s, goes_over=goes_over)
+        return patience_s, self._circuits.ask_after_s(next_s, asked)
 
     def _predicted_s(self, route: Route) -> tuple[float, float]:
         """Of the first token, and of each further one. What was generated before a loss is part of the prompt then."""

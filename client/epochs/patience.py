@@ -36,10 +36,9 @@ ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
 ASK_MARGIN = 2.0
 """A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
-LEAST_BEGIN_S = 0.4
-BEGIN_MARGIN = 4.0
-"""A prepared epoch has not begun after so many times what a token should take, and that at the least: one hop waits for
-another then, and all of them in another epoch wait for less."""
+LEAST_BEGIN_S = 1.2
+"""A prepared epoch, all of whose hops answer, has not begun after so long, at the earliest: a hop that waits for its
+copy says so itself within a second."""
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""
@@ -61,6 +60,11 @@ def first_token_s(predicted_s: float, stood_still: int = 0) -> float:
 def next_token_s(predicted_s: float, measured_s: float) -> float:
     """Seconds from one token to the next; `measured_s` is their mean so far, 0 where there is none."""
     return min(MOST_NEXT_S, max(LEAST_NEXT_S, MARGIN * max(predicted_s, measured_s)))
+
+
+def begin_s(predicted_s: float, measured_s: float) -> float:
+    """Seconds from the last token of an epoch to the first one of the next, which was prepared. As `next_token_s`."""
+    return max(LEAST_BEGIN_S, MARGIN * max(predicted_s, measured_s))
 
 
 def step_s(first_s: float) -> float:
@@ -103,11 +107,6 @@ def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: 
     """
     least_s = ASK_FIRST_S if is_first else max(ASK_NEXT_S, ASK_MARGIN * max(predicted_s, measured_s))
     return sum(min(ASK_LONGEST_S, least_s * 2.0**turn) for turn in range(asked + 1))
-
-
-def begin_after_s(predicted_s: float, measured_s: float) -> float:
-    """Returns after how many seconds without a token an epoch that was prepared is given up. As `ask_after_s`."""
-    return max(LEAST_BEGIN_S, BEGIN_MARGIN * max(predicted_s, measured_s))
 
 
 def answers_until_s(signs: Sequence[SignOfLife], most_s: float) -> float:

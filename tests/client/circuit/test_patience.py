@@ -33,15 +33,6 @@ def test_hops_are_asked_after_what_a_token_takes_and_then_ever_more_rarely(
     assert all(after >= before - 1e-9 for before, after in pairwise(pauses_s))
 
 
-@given(seconds, seconds)
-def test_an_epoch_that_was_prepared_has_longer_to_begin_than_a_token_to_come(
-    predicted_s: float, measured_s: float
-) -> None:
-    begins_s = patience.begin_after_s(predicted_s, measured_s)
-    asks_s = ask_after_s(predicted_s, measured_s, 0, is_first=False)
-    assert begins_s >= min(asks_s + patience.LEAST_BEGIN_S - patience.ASK_NEXT_S, 2 * asks_s)
-
-
 @given(answers, st.floats(0.0, 5.0))
 def test_nobody_is_waited_for_longer_than_the_most_nor_left_before_the_others_took_a_part_of_it(
     signs: list[SignOfLife], most_s: float
