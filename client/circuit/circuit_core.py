@@ -5,7 +5,7 @@ is, in the next epoch, until the time is over. A client drives this with asyncio
 the simulator in virtual time.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -139,6 +139,8 @@ class _RunningCircuit:
     """That it has yielded."""
     between_s: float = 0.0
     """What those behind the first have taken, together."""
+    latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=patience.SEEN_TOKENS))
+    """What the latest of these have taken, each."""
     moves_to: tuple[str, ...] = ()
     """Of the hops of the circuit that is being prepared; empty: there is none."""
 
@@ -189,12 +191,14 @@ class CircuitCore:
     def token_s(self, first_token_s: float, next_token_s: float) -> float:
         """Returns what the next token should take; what is predicted of the circuit's first one and of each further
         one is given."""
-        return first_token_s if self._run.tokens == 0 else max(next_token_s, self.measured_s)
+        run = self._run
+        if run.tokens == 0:
+            return first_token_s
+        return patience.usual_s(next_token_s, self.measured_s, run.latest_s)
 
     def ask_after_s(self, next_token_s: float, asked: int) -> float:
         """Returns after how long without a token hops are asked for a sign of life, if they have been so often."""
-        is_first = self._run.tokens == 0
-        return patience.ask_after_s(next_token_s, self.measured_s, asked, is_first=is_first)
+        return patience.ask_after_s(self.token_s(0.0, next_token_s), asked, is_first=self._run.tokens == 0)
 
     def patience_s(self, first_token_s: float, next_token_s: float, *, goes_over: bool = False) -> float:
         """Returns how long the running circuit's next token may take before it is lost; what is predicted of its first
@@ -299,7 +303,9 @@ class CircuitCore:
     def _step(self, event: Yielded | Taken, now_s: float) -> None:
         run = self._run
         if isinstance(event, Yielded):
-            run.between_s += now_s - self.step_since_s if run.tokens else 0.0
+            if run.tokens:
+                run.between_s += now_s - self.step_since_s
+                run.latest_s.append(now_s - self.step_since_s)
             run.tokens += 1
             self._fruitless = 0
         self.step_since_s = now_s

@@ -39,6 +39,7 @@ ASK_MARGIN = 2.0
 LEAST_BEGIN_S = 1.2
 """A prepared epoch, all of whose hops answer, has not begun after so long, at the earliest: a hop that waits for its
 copy says so itself within a second."""
+SEEN_TOKENS = 24
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""
@@ -100,12 +101,20 @@ class SignOfLife:
         return self.computing_s > max(least_s, STUCK * token_s, STUCK * self.expected_s)
 
 
-def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: bool) -> float:
+def usual_s(predicted_s: float, measured_s: float, latest_s: Sequence[float]) -> float:
+    """Returns what the next token should take. `latest_s` is what the latest of this circuit have taken: once there are
+    SEEN_TOKENS of them they count and not what was predicted, which may be many times as much where peers were measured
+    while their machines were busy. The second longest of them, since one may be an accident, and tokens of one trip
+    come together."""
+    return max(predicted_s, measured_s) if len(latest_s) < SEEN_TOKENS else sorted(latest_s)[-2]
+
+
+def ask_after_s(usual_s: float, asked: int, *, is_first: bool) -> float:
     """Returns after how many seconds without a token hops are asked, the `asked` times before included.
 
-    `predicted_s` and `measured_s` are what a token takes; `is_first`: none has come over this circuit.
+    `usual_s` is what a token takes; `is_first`: none has come over this circuit.
     """
-    least_s = ASK_FIRST_S if is_first else max(ASK_NEXT_S, ASK_MARGIN * max(predicted_s, measured_s))
+    least_s = ASK_FIRST_S if is_first else max(ASK_NEXT_S, ASK_MARGIN * usual_s)
     return sum(min(ASK_LONGEST_S, least_s * 2.0**turn) for turn in range(asked + 1))
 
 

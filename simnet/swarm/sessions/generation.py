@@ -13,7 +13,7 @@ from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
 from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
-from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s
+from molink.client.epochs.patience import SEEN_TOKENS, SignOfLife, answers_until_s, ask_after_s, usual_s
 from molink.client.epochs.successor_core import SequenceLengths
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
@@ -167,8 +167,9 @@ class SimulatedGeneration:
         if not is_first:
             trips = progress.tokens / progress.guessed.tokens + waited_s / measured_s
             waited_s = (trips - int(trips)) * measured_s
-        asked = 0
-        while (after_s := ask_after_s(predicted_s, measured_s, asked, is_first=is_first)) < waited_s:
+        latest_s = [measured_s] * min(SEEN_TOKENS, int(progress.tokens))
+        token_s, asked = usual_s(predicted_s, measured_s, latest_s), 0
+        while (after_s := ask_after_s(token_s, asked, is_first=is_first)) < waited_s:
             asked += 1
         signs = [SignOfLife("", None), *(SignOfLife("", came_s) for came_s in answers_s)]
         return after_s - waited_s + answers_until_s(signs, ANSWER_S)

@@ -11,7 +11,7 @@ from support.circuits.generating import Generating, rest
 from support.links.data_plane import asynchronous, soon, until
 
 from molink.client.epochs import patience
-from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault
+from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault, usual_s
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 seconds = st.floats(0.0, 100.0)
@@ -20,17 +20,29 @@ answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds, seconds),
 )
 
 
-@given(seconds, seconds, st.booleans())
+@given(seconds, st.booleans())
 def test_hops_are_asked_after_what_a_token_takes_and_then_ever_more_rarely(
-    predicted_s: float, measured_s: float, is_first: bool
+    token_s: float, is_first: bool
 ) -> None:
-    times_s = [ask_after_s(predicted_s, measured_s, asked, is_first=is_first) for asked in range(8)]
+    times_s = [ask_after_s(token_s, asked, is_first=is_first) for asked in range(8)]
     if not is_first:
-        assert times_s[0] >= min(patience.ASK_LONGEST_S, patience.ASK_MARGIN * max(predicted_s, measured_s))
+        assert times_s[0] >= min(patience.ASK_LONGEST_S, patience.ASK_MARGIN * token_s)
     assert times_s[0] >= min(patience.ASK_NEXT_S, patience.ASK_FIRST_S)
     pauses_s = [after - before for before, after in pairwise(times_s)]
     assert all(0 < pause_s <= patience.ASK_LONGEST_S + 1e-9 for pause_s in pauses_s)
     assert all(after >= before - 1e-9 for before, after in pairwise(pauses_s))
+
+
+@given(seconds, seconds, st.lists(seconds, max_size=patience.SEEN_TOKENS))
+def test_what_tokens_take_is_what_they_have_taken_and_before_enough_have_come_what_was_predicted(
+    predicted_s: float, measured_s: float, latest_s: list[float]
+) -> None:
+    found_s = usual_s(predicted_s, measured_s, latest_s)
+    if len(latest_s) < patience.SEEN_TOKENS:
+        assert found_s == max(predicted_s, measured_s)
+    else:
+        assert sum(one_s > found_s for one_s in latest_s) <= 1, "one may be an accident"
+        assert found_s in latest_s
 
 
 @given(answers, st.floats(0.0, 5.0))
