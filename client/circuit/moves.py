@@ -283,7 +283,7 @@ class SessionMoves:
         if planned is None or clock() >= deadline_s:
             self._better = {}
             return None
-        self._standbys.hand_over(leaving)
+        await self._standbys.hand_over(leaving)
         return WantedMove(planned, deadline_s, circuit)
 
     async def _prepare(self, wanted: WantedMove) -> ActiveCircuit:

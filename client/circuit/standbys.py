@@ -26,6 +26,8 @@ SEEK_AFTER_S = 0.25
 """A generation that is over by then has no copies made of it: it would be over before they are of use."""
 SILENT_HOP_S = 1.0
 """After a hop did not answer its own client, its standby is sought again so much later."""
+HANDS_OVER_WITHIN_S = 1.0
+"""A hop that is to be left answers within that; the move does not wait for longer."""
 MOST_ROUNDS = 8
 """Of choices for one circuit: where copies are refused again and again, the swarm has no room for them."""
 _log = logging.getLogger(__name__)
@@ -140,13 +142,19 @@ class Standbys:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
 
-    def hand_over(self, peer_ids: Collection[str]) -> None:
-        """These hops are told to send what their standbys lack before all that can wait."""
+    async def hand_over(self, peer_ids: Collection[str]) -> None:
+        """These hops are told to send what their standbys lack before all that can wait. When they have answered it is
+        on its way, so that standbys that say that they lack nothing know it."""
         circuit = self._circuit
-        for at, hop in enumerate(() if circuit is None else circuit.route.hops):
-            if circuit is not None and hop.peer_id in peer_ids and at in self._standing:
-                told = pb.Reserve(descriptor=self._descriptor, hop=at, hand_over=True)
-                circuit.links[at].post(pb.Request(id=0, reserve=told))
+        telling = [
+            circuit.links[at].request(
+                pb.Request(reserve=pb.Reserve(descriptor=self._descriptor, hop=at, hand_over=True)),
+                HANDS_OVER_WITHIN_S,
+            )
+            for at, hop in enumerate(() if circuit is None else circuit.route.hops)
+            if circuit is not None and hop.peer_id in peer_ids and at in self._standing
+        ]
+        await asyncio.gather(*telling, return_exceptions=True)  # who does not answer hands over all the same
 
     def circuit_without(
         self, circuit: ActiveCircuit | PlannedRoute, peer_ids: Collection[str]

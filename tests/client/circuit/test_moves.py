@@ -85,6 +85,29 @@ async def test_the_hop_that_leaves_is_replaced_and_no_token_is_lost_or_doubled()
     assert [epoch for _, epoch in run.spare.released] == [2]
 
 
+@asynchronous
+async def test_no_hop_is_told_of_the_next_epoch_before_the_leaving_one_has_said_that_it_hands_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standbys_module, "HANDS_OVER_WITHIN_S", 0.05)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id)
+    run.high.silent, run.high.hang = {"reserve"}, asyncio.Event()
+    before = len(run.low.reserved)
+    leaving(run, run.high)
+    await soon(run.high.hang.wait())
+    assert run.high.handed_over == 1
+    assert len(run.low.reserved) == before
+    move = await moving(run)
+    assert move.next_epoch == 2, "one that does not answer is left all the same"
+    run.token(4, 40, epoch=1)
+    run.token(5, 1, finish=pb.STOP, epoch=2)
+    assert await soon(got) == [30, 40, 1]
+
+
 @pytest.mark.parametrize("drafts", [(), (AnnouncedDraft("lookup"),)])
 @asynchronous
 async def test_a_head_that_takes_a_session_over_is_told_what_to_guess_from_if_it_guesses(

@@ -60,6 +60,7 @@ class FakePeer:
         await asyncio.sleep(0)
         self.asked.append(str(request.WhichOneof("body")))
         if self.asked[-1] == "reserve":
+            self.handed_over += request.reserve.hand_over
             self.reserved.append(request.reserve.descriptor)
         return await self._answer(request, timeout_s)
 
@@ -101,7 +102,6 @@ class FakePeer:
             return self.takes
         if frame.HasField("release"):
             self.released.append((frame.release.session, frame.release.epoch))
-        self.handed_over += frame.reserve.hand_over
         if frame.HasField("await_ready"):
             self.renewed += 1
         return True
