@@ -1,16 +1,22 @@
-"""A hop leaves, and the standby that was ready to take its place is killed before it has: nothing is lost by that."""
+"""A hop leaves, and the standby that was ready to take its place is killed, or stands still for a moment, before it
+has: nothing is lost by that."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 from support.chaos.losses import know_all, session_of
 from support.links.data_plane import until
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
+from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.circuit.session import ClientSession
 from molink.client.local.local_swarm import LocalPeer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
@@ -21,14 +27,26 @@ TOKENS_LATER = 20
 HEARD_WITHIN_S = 60.0
 FEW_TOKENS = 8
 """Computed again at most where the hop that was to be left goes on: no copy is gone on with."""
+STANDS_S = 0.5
+
+Befall = Callable[[LocalPeer, ActiveCircuit], Awaitable[None]]
 
 
-@pytest.mark.parametrize("is_noticed", [True, False], ids=["before_the_word", "with_the_word"])
-async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_token(
-    is_noticed: bool, anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the word to the head: the session has gone over to a standby that is no more, and goes back."""
-    folder = bundled_folder()
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A generation whose tail has left."""
+
+    generation: Generation
+    session: ClientSession
+    tail: str
+    """Who has left."""
+    standby: str
+    """Who was to take its place."""
+
+
+async def leave_tail(befall: Befall, monkeypatch: pytest.MonkeyPatch) -> Left:
+    """Has the tail of a generation leave; `befall` comes over its standby as soon as all hops have said that they could
+    begin the next epoch."""
     prepare = CircuitBuilder.prepare
     struck: list[LocalPeer] = []
     leaving: list[asyncio.Task[int]] = []
@@ -45,9 +63,7 @@ async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_to
                 if not struck:
                     (standby,) = [peer for peer in swarm.peers if peer.peer_id == circuit.links[-1].peer_id]
                     struck.append(standby)
-                    standby.process.kill()
-                    if is_noticed:
-                        await until(lambda: circuit.links[-1].closed_because is not None)
+                    await befall(standby, circuit)
                 return circuit
 
             monkeypatch.setattr(CircuitBuilder, "prepare", prepare_and_strike)
@@ -71,9 +87,46 @@ async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_to
             await pieces.aclose()
         assert await leaving[0] == 0
     assert struck, "the generation was over before its hop could leave"
-    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
-    assert generation.circuit.hops[-1].peer_id == left.peer_id
-    assert session.log.moves == 0
+    return Left(generation, session, left.peer_id, struck[0].peer_id)
+
+
+def expected(references: References) -> tuple[int, ...]:
+    folder = bundled_folder()
+    return references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["before_the_word", "with_the_word"])
+async def test_a_standby_that_dies_after_it_said_that_it_could_begin_costs_no_token(
+    is_noticed: bool, anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the word to the head: the session has gone over to a standby that is no more, and goes back."""
+
+    async def kill(standby: LocalPeer, circuit: ActiveCircuit) -> None:
+        standby.process.kill()
+        if is_noticed:
+            await until(lambda: circuit.links[-1].closed_because is not None)
+
+    left = await leave_tail(kill, monkeypatch)
+    generation = left.generation
+    assert generation.token_ids == expected(references)
+    assert generation.circuit.hops[-1].peer_id == left.tail
+    assert left.session.log.moves == 0
     assert generation.epochs == (1 if is_noticed else 2)
-    assert [one.hop.peer_id for one in generation.recoveries] == ([] if is_noticed else [struck[0].peer_id])
+    assert [one.hop.peer_id for one in generation.recoveries] == ([] if is_noticed else [left.standby])
     assert all(one.recomputed_tokens <= FEW_TOKENS for one in generation.recoveries)
+
+
+async def test_a_standby_that_stands_still_for_a_moment_when_it_is_to_begin_is_waited_for(
+    anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def suspend(standby: LocalPeer, _: ActiveCircuit) -> None:
+        process = psutil.Process(standby.process.pid)
+        process.suspend()
+        asyncio.get_running_loop().call_later(STANDS_S, process.resume)
+
+    left = await leave_tail(suspend, monkeypatch)
+    generation = left.generation
+    assert generation.token_ids == expected(references)
+    assert generation.circuit.hops[-1].peer_id == left.standby
+    assert (left.session.log.moves, left.session.log.losses) == (1, [])
+    assert (generation.epochs, generation.recoveries) == (1, ())
