@@ -126,8 +126,8 @@ bench-failover: setup
 	$(BIN)/python tests/bench/failover.py --losses 100
 	$(BIN)/python tests/bench/failover.py --losses 20 --mbps 100 --delay-ms 30
 	$(BIN)/python tests/bench/copies.py
-	$(BIN)/python tests/bench/copies.py --turns 3 --losses 0 --mbps 100
-	$(BIN)/python tests/bench/copies.py --turns 3 --losses 0 --mbps 20
+	$(BIN)/python tests/bench/copies.py --quads 3 --losses 0 --mbps 100
+	$(BIN)/python tests/bench/copies.py --quads 3 --losses 0 --mbps 20
 
 bench: setup
 	$(BIN)/python tests/bench
