@@ -20,6 +20,8 @@ __all__ = ["model"]
 
 PROMPT = [(7 * at + 3) % 60 for at in range(70)]
 NEW_TOKENS = 40
+GUESSED_TOKENS = 100
+"""Of a generation that takes few trips, and has to last until it has moved."""
 LONG = 300
 """Of a generation that is under way whatever else takes its time."""
 CUTS = (2, 4)
@@ -150,13 +152,13 @@ async def test_hops_are_left_behind_what_was_accepted_of_guesses(
     head = GuessingHead(kind, [])
     async with copied_circuit(model, CUTS, guesses=head) as circuit:
         circuit.circuit.speculates = False
-        (expected,) = await circuit.circuit.generate([PROMPT], NEW_TOKENS)
+        (expected,) = await circuit.circuit.generate([PROMPT], GUESSED_TOKENS)
         circuit.circuit.speculates, head.sequences = True, [[*PROMPT, *expected]] * 2
-        descriptor = await begun(circuit, 1)
+        descriptor = await begun(circuit, 1, GUESSED_TOKENS)
         (source,) = head.sources
         await move_to(circuit, descriptor, moved)
         tokens: list[pb.Token] = []
-        while not tokens or tokens[-1].position < len(PROMPT) + NEW_TOKENS - 1:
+        while not tokens or tokens[-1].position < len(PROMPT) + GUESSED_TOKENS - 1:
             tokens += await taken(circuit, 1)
         tokens.sort(key=lambda token: token.position)
         assert [token.token_id for token in tokens] == expected[-len(tokens) :]
