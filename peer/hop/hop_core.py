@@ -86,7 +86,8 @@ class HopCore(Generic[Session, Payload]):
             self._on_slice(event, now_s)
         else:
             self._on_rare(event, now_s)
-        effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
+        if self._head.has_guessed:
+            effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
         if (news := self._turns.take_news()) is not None:
             effects.append(news)
         if self._head.has_waiting:
@@ -340,7 +341,7 @@ class HopCore(Generic[Session, Payload]):
         progress, settings, due = session.progress, self._settings, session.prefill
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
-        fault = fault_of_guesses(tokens, draws, prefill=prefill)
+        fault = fault_of_guesses(tokens, draws, prefill=prefill) if tokens > 1 or draws > 1 else None
         fault = fault or settings.fault_of_step(session, step, position, tokens, prefill=prefill)
         if fault is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)

@@ -60,6 +60,8 @@ class DraftModel:
     norm: Floats
     head: Floats
     """[hidden, vocabulary]."""
+    guess_ms: float = 0.0
+    """That a guess was measured to take; 0: it was not."""
 
     @property
     def size_bytes(self) -> int:

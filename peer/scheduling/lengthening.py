@@ -1,0 +1,44 @@
+"""What guesses lengthen trips by, as measured: rows cost more than is predicted where nobody knows an uplink's rate, where
+tokens are drawn with care, or where a machine is busy. Pure."""
+
+from typing import Final
+
+REMEMBERED_TRIPS: Final = 64
+"""About so many, the latest ones, count."""
+PRIOR_MS2: Final = 160.0
+"""What speaks for the prediction, in squared milliseconds: as much as ten trips that guesses lengthen by 4 ms. Where they
+lengthen trips by less than these differ anyway, the prediction stays."""
+MOST: Final = 8.0
+CLIPPED: Final = 0.5
+"""A trip counts as no further from the mean than this part of it: one that met a lost packet says nothing of rows."""
+
+
+class Lengthening:
+    """Owns what trips of one circuit took of late, by what guesses were predicted to lengthen them by: a line through
+    them, of least squares."""
+
+    def __init__(self) -> None:
+        self._trips = 0
+        self._predicted_ms = self._taken_ms = 0.0
+        """Means."""
+        self._spread_ms2 = self._together_ms2 = 0.0
+        """Sums over the trips: of squares of the predicted's deviations, and of their products with the taken's."""
+
+    def record(self, predicted_ms: float, taken_ms: float) -> None:
+        """A trip took so long, of which guesses were predicted to make so much."""
+        self._trips = min(self._trips + 1, REMEMBERED_TRIPS)
+        more_ms, longer_ms = predicted_ms - self._predicted_ms, taken_ms - self._taken_ms
+        if self._trips > 1:
+            most_ms = CLIPPED * self._taken_ms
+            longer_ms = min(max(longer_ms, -most_ms), most_ms)
+        self._predicted_ms += more_ms / self._trips
+        self._taken_ms += longer_ms / self._trips
+        kept, counted = 1 - 1 / REMEMBERED_TRIPS, 1 - 1 / self._trips
+        self._spread_ms2 = kept * self._spread_ms2 + counted * more_ms * more_ms
+        self._together_ms2 = kept * self._together_ms2 + counted * more_ms * longer_ms
+
+    @property
+    def ratio(self) -> float:
+        """Milliseconds that trips take longer for each that guesses are predicted to lengthen them by: 1 to MOST."""
+        slope = (self._together_ms2 + PRIOR_MS2) / (self._spread_ms2 + PRIOR_MS2)
+        return min(max(slope, 1.0), MOST)
