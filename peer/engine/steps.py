@@ -109,7 +109,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     stepped, result = _step(engine, span, inputs, failures)
     if result is None:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
-    if failures or any([one.prefill and scores_of(one) is not None for one in stepped]):
+    if failures or any(map(scores_of, [one for one in stepped if one.prefill])):
         work = None  # scoring takes longer than steps do
     return drawn(engine, stepped, result, started_s, work, failures)
 
@@ -307,15 +307,17 @@ def _cut_back(
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
     """What is about to be computed, for whoever predicts such steps."""
     span = inputs[0].session.span
-    before = [(one, one.session.cache.length) for one in inputs if one.session.cache is not None]
+    decode_contexts: list[int] = []
+    prefills: list[tuple[int, int]] = []
+    for one in inputs:
+        if (cache := one.session.cache) is None:
+            continue
+        if one.prefill:
+            prefills.append((one.tokens, cache.length))
+        else:
+            decode_contexts += range(cache.length, cache.length + one.tokens)
     return StepWork(
-        layers=len(span),
-        starts=span.start == 0,
-        ends=span.stop == spec.layers,
-        decode_contexts=tuple(
-            [tokens + at for one, tokens in before if not one.prefill for at in range(one.tokens)]
-        ),
-        prefills=tuple([(one.tokens, tokens) for one, tokens in before if one.prefill]),
+        len(span), span.start == 0, span.stop == spec.layers, tuple(decode_contexts), tuple(prefills)
     )
 
 

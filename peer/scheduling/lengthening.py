@@ -1,14 +1,15 @@
-"""What guesses lengthen trips by, as measured: rows cost more than is predicted where nobody knows an uplink's rate, where
-tokens are drawn with care, or where a machine is busy. Pure."""
+"""What guesses lengthen trips by, as measured. Rows cost more than is predicted where nobody knows an uplink's rate,
+where tokens are sampled, and where a machine is busy. Pure."""
 
 from typing import Final
 
 REMEMBERED_TRIPS: Final = 64
 """About so many, the latest ones, count."""
 PRIOR_MS2: Final = 160.0
-"""What speaks for the prediction, in squared milliseconds: as much as ten trips that guesses lengthen by 4 ms. Where they
-lengthen trips by less than these differ anyway, the prediction stays."""
+"""What speaks for the prediction, in squared milliseconds: as much as ten trips that guesses lengthen by 4 ms. Where
+they lengthen trips by less than trips differ anyway, the prediction stays."""
 MOST: Final = 8.0
+"""Trips take so many times longer than predicted at most, whatever was measured."""
 CLIPPED: Final = 0.5
 """A trip counts as no further from the mean than this part of it: one that met a lost packet says nothing of rows."""
 

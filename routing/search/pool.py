@@ -41,7 +41,7 @@ def pool(problem: CircuitProblem, count: int, shares: FloatArray | None = None) 
         unit = unit + problem.hop_penalty_ms[able] / most
     part = np.ones(len(able))
     if shares is not None:
-        part[starts := servable_layers(problem)[able, 0]] = shares[able[starts]]
+        part = np.where(servable_layers(problem)[able, 0], shares[able], 1.0)
     likely = _likely(problem, able, unit, most, part)
     near = _around_anchors(problem, able[likely], unit[likely], most[likely], count, part[likely])
     if problem.resident is None and problem.allowed is None:
