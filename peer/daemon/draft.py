@@ -41,9 +41,9 @@ def guesses_of(option: str, model: LocalModel, memory_bytes: int | None) -> tupl
         told = announced if option == "auto" else announced[:1]
         return HeadGuesses(tables=option == "auto", announced=told), 0
     draft = open_draft(option, model.spec.name, model.manifest.files, memory_bytes)
-    told = announced_draft(option, model.manifest.files[TOKENIZER], draft)
-    draft = replace(draft, guess_ms=told.guess_ms)
-    guesses = HeadGuesses(tables=True, draft=draft, announced=(*announced, told))
+    measured = announced_draft(option, model.manifest.files[TOKENIZER], draft)
+    draft = replace(draft, guess_ms=measured.guess_ms)
+    guesses = HeadGuesses(tables=True, draft=draft, announced=(*announced, measured))
     return guesses, draft_bytes(draft)
 
 

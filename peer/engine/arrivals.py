@@ -35,8 +35,8 @@ def of_activations(
     if all(session is None or session.ended for session in found):
         return
     parts = read_activations(frame.payload, header, spec)
-    logs = any([session is not None and session.inputs is not None for session in found])
-    encoded = rows_as_they_came(frame.payload, header) if logs else ()
+    logged = [session for session in found if session is not None and session.inputs is not None]
+    encoded = rows_as_they_came(frame.payload, header) if logged else ()
     rows: list[ArrivedRows[ServedSession, StepPayload]] = []
     for place, (row, part, session) in enumerate(zip(header.rows, parts, found, strict=True)):
         if session is None or session.is_head or session.previous_peer_id != peer_id:

@@ -109,9 +109,8 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     stepped, result = _step(engine, span, inputs, failures)
     if result is None:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
-    if failures or any(map(scores_of, [one for one in stepped if one.prefill])):
-        work = None  # scoring takes longer than steps do
-    return drawn(engine, stepped, result, started_s, work, failures)
+    scores = any(map(scores_of, [one for one in stepped if one.prefill]))  # that takes longer than steps do
+    return drawn(engine, stepped, result, started_s, None if failures or scores else work, failures)
 
 
 def drawn(
@@ -122,8 +121,8 @@ def drawn(
     work: StepWork | None = None,
     failed_before: Sequence[StepFailure] = (),
 ) -> StepOutput:
-    """What the engine gave for these, on the host, and tokens where that is logits: when it returns, the step is over
-    on the device too. `work` and `failed_before` are the step's own."""
+    """What the engine gave for these, on the host, and tokens where that is logits: the step is over on the device too
+    then. `work` and `failed_before` are the step's own."""
     if isinstance(result, torch.Tensor) and inputs[0].session.span.stop < engine.spec.layers:
         hidden, frames = (result, ()) if result.is_cpu else (None, _encoded(engine, inputs, result))
         taken_s = time.perf_counter() - started_s
@@ -310,15 +309,13 @@ def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
     decode_contexts: list[int] = []
     prefills: list[tuple[int, int]] = []
     for one in inputs:
-        if (cache := one.session.cache) is None:
-            continue
+        length = 0 if one.session.cache is None else one.session.cache.length
         if one.prefill:
-            prefills.append((one.tokens, cache.length))
+            prefills.append((one.tokens, length))
         else:
-            decode_contexts += range(cache.length, cache.length + one.tokens)
-    return StepWork(
-        len(span), span.start == 0, span.stop == spec.layers, tuple(decode_contexts), tuple(prefills)
-    )
+            decode_contexts += range(length, length + one.tokens)
+    ends = span.start == 0, span.stop == spec.layers
+    return StepWork(len(span), *ends, tuple(decode_contexts), tuple(prefills))
 
 
 def log_inputs(one: StepInput) -> None:

@@ -250,8 +250,7 @@ class HopCore(Generic[Session, Payload]):
         self._head.record_computed([one.session for one in steps])
         self._begin_steps(now_s)
         self._turns.record_computed(steps, now_s)
-        credited = credits_by_hop(steps)
-        self._effects += [events.SendWindowUpdate(peer_id, stepped) for peer_id, stepped in credited.items()]
+        self._effects += [events.SendWindowUpdate(*credited) for credited in credits_by_hop(steps).items()]
         through = event.through
         for one, detail in event.failures:
             self._fail(one.session, self._settings.peer_id, "engine", detail)

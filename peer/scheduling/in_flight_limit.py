@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
-from molink.peer.scheduling.lengthening import Lengthening
 from molink.peer.scheduling.trip_load import NO_GUESSES, BatchLoad, TripBegun, TripLoad
+from molink.peer.scheduling.trip_times import TripTimes
 from molink.routing.cost.pipeline import PipelineStage
 from molink.shards.spec import Span
 
@@ -24,10 +24,6 @@ Circuit: TypeAlias = tuple[tuple[str, Span], ...]
 SessionT = TypeVar("SessionT")
 MOST_HELD_S = 1.0
 """No session is held longer, whatever was predicted."""
-UNPREDICTED = 1.25
-"""A trip that takes longer than predicted by this factor has waited: predictions are not better than that."""
-WAIT_WEIGHT = 0.2
-"""Of the latest trip in the average of how long trips wait."""
 ROWS_WEIGHT = 0.1
 """Of the latest trips of all sessions in the average of their rows."""
 OTHER_ROWS = 1.25
@@ -72,10 +68,8 @@ class _CircuitState(Generic[SessionT]):
     """The latest one."""
     iteration_s: float = 0.0
     """Of the micro-batch that came back last."""
-    waited_ms: float = 0.0
-    """By how much micro-batches took longer than predicted, of late."""
-    lengthening: Lengthening = field(default_factory=Lengthening)
-    """What guesses lengthen their trips by."""
+    times: TripTimes = field(default_factory=TripTimes)
+    """What micro-batches took, beside what was predicted."""
     rows_each: float = 1.0
     """Of a session's trips, of late: with guesses more than one."""
     planned_rows: float = 0.0
@@ -118,9 +112,7 @@ class InFlightLimit(Generic[SessionT]):
             state.iteration_s = now_s - done.begun_s
             if done.predicted_ms:
                 taken_ms = 1000 * state.iteration_s - done.guessing_ms
-                waited_ms = max(0.0, taken_ms - UNPREDICTED * done.predicted_ms)
-                state.lengthening.record(done.lengthened_ms, taken_ms)
-                state.waited_ms += WAIT_WEIGHT * (waited_ms - state.waited_ms)
+                state.times.record(done.predicted_ms, done.lengthened_ms, taken_ms)
         state.ready.setdefault(session, now_s)
 
     def record_computed(self, keys: Iterable[SessionT]) -> None:
@@ -169,8 +161,8 @@ class InFlightLimit(Generic[SessionT]):
             for one in state.in_flight
             if one is not own
         )
-        has_bystanders, lengthens = not all(state.sessions.values()), state.lengthening.ratio
-        return TripLoad(beside, others, state.waited_ms, has_bystanders, lengthens, prompts)
+        has_bystanders, times = not all(state.sessions.values()), state.times
+        return TripLoad(beside, others, times.waited_ms, has_bystanders, times.lengthens, prompts)
 
     def record_begun(self, session: SessionT, trip: TripBegun) -> None:
         """That trip of a session that was released last has begun."""

@@ -121,9 +121,6 @@ class SessionGuesses:
         self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
         self._idle_trips = 0
         """In a row: the latest ones, with which no guess travelled."""
-        self._guess_ms = 0.0 if draft is None else draft.guess_ms
-        self._undrafted_trips = 0
-        """In a row: the latest ones, for which the draft model was asked nothing."""
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self.begun = NO_GUESSES
@@ -203,7 +200,7 @@ class SessionGuesses:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         self._idle_trips = 0 if count else self._idle_trips + 1
-        self.begun = TripBegun(count, tokens, guessing_ms=self._guess_ms * self._count_drafted())
+        self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
         if costs is not None:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
             self.begun = TripBegun(count, tokens, *times_ms, self.begun.guessing_ms)
@@ -229,18 +226,22 @@ class SessionGuesses:
     def _drafted_places(self, load: TripLoad) -> int:
         """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
         are, their time counted."""
-        if DRAFT not in self._lookups or self._idle_trips % DRAFTED_EVERY:
+        source = self._lookups.get(DRAFT)
+        if not isinstance(source, DraftLookup) or self._idle_trips % DRAFTED_EVERY:
             return 0
         if self._costs is None or self._fixed is not None:
             return MOST_DRAFTED
         chances = [self._acceptance.chance((DRAFT, OVERALL))] * MOST_DRAFTED
-        pays = guess_count(chances, self._costs, load, self._guess_ms)
-        self._undrafted_trips = 0 if pays else (self._undrafted_trips + 1) % DRAFTED_EVERY
-        return pays if pays or self._undrafted_trips else LEAST_PLACES
+        pays = guess_count(chances, self._costs, load, source.guess_ms)
+        source.unasked_trips = 0 if pays else (source.unasked_trips + 1) % DRAFTED_EVERY
+        return pays if pays or source.unasked_trips else LEAST_PLACES
 
-    def _count_drafted(self) -> int:
-        """How many guesses the draft model has made for the latest trip."""
-        return sum([kind[0] == DRAFT for _, said in self._proposed for kind, _ in said])
+    def _guessing_ms(self) -> float:
+        """What the draft model's guesses for the latest trip took."""
+        source = self._lookups.get(DRAFT)
+        if not isinstance(source, DraftLookup):
+            return 0.0
+        return source.guess_ms * sum([kind[0] == DRAFT for _, said in self._proposed for kind, _ in said])
 
     def _score(self, tokens: Sequence[int]) -> None:
         """What each source said, place by place, as long as the chain went the way of the sequence."""
