@@ -7,11 +7,12 @@ frames that wait for a link; `HopCore` takes the session out of them when it end
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from molink.peer.memory.leases import LeaseKey
+from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decoding_sessions import DecodingSession
 from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.scheduling.in_flight_rules import Rule
@@ -208,6 +209,20 @@ def due_of_prompt(session: HopSession, position: int, tokens: int, now_s: float)
     place = session.place
     left = max(session.progress.history_tokens, place.prompt_tokens) - position
     return due_s(place.stages, max(tokens, left), now_s)
+
+
+def work_of(steps: Sequence[HopStep[Session, Payload]], layers: int) -> StepWork:
+    """What these steps of one span take to compute, for whoever predicts it, in a model of so many layers."""
+    span = steps[0].session.span
+    decode_contexts: list[int] = []
+    prefills: list[tuple[int, int]] = []
+    for one in steps:
+        if one.prefill:
+            prefills.append((one.tokens, one.position))
+        else:
+            decode_contexts += range(one.position, one.position + one.tokens)
+    ends = span.start == 0, span.stop == layers
+    return StepWork(len(span), *ends, tuple(decode_contexts), tuple(prefills))
 
 
 @dataclass(frozen=True, slots=True)
