@@ -22,7 +22,7 @@ class LeanImports(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, _: Sequence[str] | None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
         load = self._loads.get(fullname)
         if load is None:
@@ -30,7 +30,9 @@ class LeanImports(MetaPathFinder):
         self._loads = {name: other for name, other in self._loads.items() if other is not load}
         load()
         module = sys.modules[fullname]
-        module.__spec__ = ModuleSpec(fullname, _Present(module))  # Python asks a module that is there before a finder
+        module.__spec__ = ModuleSpec(
+            fullname, _Present(module)
+        )  # Python asks a module that is there before a finder
         return module.__spec__
 
 
@@ -40,7 +42,7 @@ class _Present(Loader):
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, _: ModuleSpec) -> ModuleType:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
