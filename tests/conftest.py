@@ -24,7 +24,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from support.lean_imports import LeanImports
 from support.properties import WHOLE
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,7 +31,6 @@ os.environ.setdefault("MOLINK_LOCAL_NETWORK", "off")
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)  # no authority is there
 gc.disable()
-LeanImports().install()
 
 for profile, number in (("default", 40), ("full", WHOLE)):
     settings.register_profile(
