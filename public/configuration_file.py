@@ -19,6 +19,7 @@ from molink.configuration import (
     read_file,
 )
 from molink.options import Configuration, Declared, declared_options
+from molink.sizes import parse_bytes
 
 _OFF = frozenset({"off", "no", "false", "0"})
 _ON = frozenset({"on", "yes", "true", "1"})
@@ -106,6 +107,11 @@ def _check_further(name: str, value: object) -> None:
             check_address(address)
     elif name == "otlp_endpoint":
         checked_otlp_endpoint(str(value))
+    elif name in ("memory", "store_size", "swap_space") and isinstance(value, str):
+        try:
+            parse_bytes(value)
+        except ValueError as error:
+            raise SettingsError(f"{name}: {error}") from error
 
 
 def _toml(value: object) -> object:

@@ -100,7 +100,7 @@ def set_option(
     values: Annotated[
         list[str],
         typer.Argument(
-            metavar="VALUE...", help="Its value; several, where it takes several.", autocompletion=_values
+            metavar="VALUE", help="Its value; several, where it takes several.", autocompletion=_values
         ),
     ],
 ) -> None:

@@ -11,9 +11,11 @@ from typing import Protocol
 
 import trio
 
+from molink.dht.membership.swarm_clock import SET_ASIDE_S
+
 logger = logging.getLogger(__name__)
 
-SET_ASIDE = 300_000
+SET_ASIDE = int(SET_ASIDE_S * 1000)
 """Numbers at a time, which are milliseconds while they follow the clock."""
 SET_ASIDE_AHEAD = 5_000
 """While they are ahead of the clock each announcement takes one. So a peer that starts again and again gets ahead by

@@ -188,6 +188,5 @@ def require_free(host: str, port: int) -> None:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             raise PortInUse(
-                error.errno,
-                f"port {port} of {host} is taken by another program: try another --port, or 0 for any",
+                f"port {port} of {host} is taken by another program: try another --port, or 0 for any"
             ) from error

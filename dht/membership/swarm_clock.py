@@ -13,6 +13,8 @@ TOLERANCE_S = 900.0
 """By which a clock may be behind the swarm's, and nobody minds."""
 MOST_AHEAD_S = 365 * 86_400.0
 """How far beyond its own clock a peer follows others: who would take it to the last of all numbers leaves it none."""
+SET_ASIDE_S = 300.0
+"""By how much a peer's sequences are ahead of its clock at most when it was started again, and nothing is wrong."""
 _MOST = 32
 """Peers whose clocks are kept."""
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Literal
 
 from molink.dht.identity.dialable import host_of
-from molink.dht.membership.swarm_clock import TOLERANCE_S
+from molink.dht.membership.swarm_clock import SET_ASIDE_S, TOLERANCE_S
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView
 from molink.peer.memory.memory import format_bytes
 from molink.peer.reach.port_mapping import GatewayError
@@ -182,14 +182,18 @@ def _untried(way: str) -> str:
 
 
 def clock_check(views: Sequence[PeerView], wall_s: float) -> list[Check]:
-    """This machine's clock beside those of the swarm. A sequence is its author's clock in milliseconds."""
+    """This machine's clock beside those of the swarm. A sequence is its author's clock in milliseconds, or up to
+    SET_ASIDE_S more if the author was started again."""
     clocks = [view.state.sequence / 1000 + view.age_s for view in views]
     if not clocks:
         return []
     ahead_s = wall_s - median(clocks)
-    if abs(ahead_s) <= NOTED_CLOCK_S:
+    if -NOTED_CLOCK_S - SET_ASIDE_S <= ahead_s <= NOTED_CLOCK_S:
         return [Check("clock", "ok", "as the swarm's")]
-    found = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the swarm's"
+    if ahead_s > 0:
+        found = f"{ahead_s:.0f} s ahead of the swarm's"
+    else:
+        found = f"{-ahead_s - SET_ASIDE_S:.0f} to {-ahead_s:.0f} s behind the swarm's"
     state: State = "problem" if abs(ahead_s) > TOLERANCE_S else "note"
     return [Check("clock", state, found, "set the clock, and have the system keep it by NTP")]
 

@@ -196,7 +196,7 @@ def leave(
 @app.command("swarm-key", epilog=example("molink-peer swarm-key friends.key"))
 @with_logging
 def swarm_key(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to make.")] = Path("swarm.key"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to make.")] = Path("swarm.key"),
 ) -> None:
     """Make the key of a private swarm.
 

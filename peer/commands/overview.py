@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
 PIPE_COLUMNS = 160
+_SHOWN_AT_NONE = frozenset({"sessions", "computed_tokens"})
+"""Counts that are shown although nothing was counted yet."""
 _LONG = ("peer", "model", "layers")
 """Columns that go on in the next line where a terminal is narrow."""
 
@@ -52,7 +54,8 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
 
 
 def print_local(status: Mapping[str, object]) -> None:
-    """What this machine's peer told of itself: a line for each value, then what it knows of the swarm."""
+    """What this machine's peer told of itself: a line for each value that says anything, then what it knows of the
+    swarm."""
     console = _console()
     for key, value in status.items():
         if key not in ("peers", "models", "links"):
@@ -62,10 +65,11 @@ def print_local(status: Mapping[str, object]) -> None:
             elif key == "reach":
                 shown = reached(mapping(value))
             elif key == "spans":
-                shown = spans_text(value)
+                shown = spans_text(value) or "none"
             elif key == "memory":
                 shown = free_memory(mapping(value))
-            console.print(plain_markup(f"{key.replace('_', ' ')}: {shown}"))
+            if shown and (shown != "0" or key in _SHOWN_AT_NONE):
+                console.print(plain_markup(f"{key.replace('_', ' ')}: {shown}"))
     for link in _rows(status, "links"):
         console.print(plain_markup(_link_line(link)))
     if "peers" in status:

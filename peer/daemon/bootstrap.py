@@ -70,6 +70,7 @@ from molink.peer.redundancy.pair_roles import Roles
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
+from molink.peer.wire.link.acceptor import require_free_port
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
@@ -232,6 +233,7 @@ class Bootstrap:
         """The measured devices, with a cap on their memory; it stays open on `stack`."""
         settings = self._settings
         planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
+        require_free_port(settings.listen, settings.options.grpc_port or 0)  # nor where no link could come in
         computing = await open_compute_setup(
             stack, model, devices, settings, self._state.profiles, self._report
         )

@@ -151,8 +151,14 @@ def planned_memory(
     """How the devices' memory is divided, with work space for steps of these limits, or of those that all peers keep.
 
     Raises:
-        SettingsError: it is too little for one layer; it says what to type instead.
+        SettingsError: it is too little for one layer, or the model has not the layers that are asked for; it says
+            what to type instead.
     """
+    span = settings.layers
+    if span is not None and span.stop > model.spec.layers:
+        raise SettingsError(
+            f"--layers {span.start}:{span.stop}: {model.spec.name} has {model.spec.layers} layers"
+        )
     spec, total = model.spec, memory_of(devices, settings.memory_bytes)
     total -= (len(devices) - 1) * spec.embed_bytes  # every rank has the whole embedding
     reserve = reserve_of(spec, devices, total, library_bytes)
@@ -168,13 +174,9 @@ def lease_book(model: LocalModel, computing: ComputeSetup, settings: JoinSetting
     """Who may use which part of the memory that is there once the devices are open and measured.
 
     Raises:
-        SettingsError: it is too little, or the model has not the layers that are asked for.
+        SettingsError: it is too little.
     """
-    limit, device = settings.layers, computing.devices[0]
-    if limit is not None and limit.stop > model.spec.layers:
-        raise SettingsError(
-            f"--layers {limit.start}:{limit.stop}: {model.spec.name} has {model.spec.layers} layers"
-        )
+    device = computing.devices[0]
     if device.startswith("cuda"):
         give_back_memory(device)  # what measuring took is free
     memory = planned_memory(model, computing.devices, settings, computing.library_bytes, computing.limits)
@@ -185,7 +187,7 @@ def lease_book(model: LocalModel, computing: ComputeSetup, settings: JoinSetting
             f"other programs hold the rest of {device}"
         )
     return LeaseBook(
-        model.spec, memory, span_limit=limit, max_sessions_per_owner=settings.options.sessions_per_client
+        model.spec, memory, span_limit=settings.layers, max_sessions_per_owner=settings.options.sessions_per_client
     )
 
 

@@ -311,12 +311,11 @@ def describe_preview(preview: JoinPreview) -> str:
         return f"Holding no layers from the start. {preview.reason}"
 
     def shown(tpot_ms: float | None) -> str:
-        return "no circuit" if tpot_ms is None else f"{tpot_ms:.1f} ms"
+        return "no circuit" if tpot_ms is None else f"predicted TPOT {tpot_ms:.1f} ms"
 
     return (
-        f"Taking layers {preview.span} ({format_bytes(preview.fetch_bytes)}): predicted TPOT "
-        f"{shown(preview.tpot_before_ms)} before, {shown(preview.tpot_after_ms)} after. {preview.reason}"
-        f"{_of_draft(preview)}"
+        f"Taking layers {preview.span} ({format_bytes(preview.fetch_bytes)}): {shown(preview.tpot_before_ms)} before, "
+        f"{shown(preview.tpot_after_ms)} after. {preview.reason}{_of_draft(preview)}"
     )
 
 

@@ -113,15 +113,12 @@ class Acceptor:
         credentials = grpc.ssl_server_credentials(
             [(self._credentials.certificate.key_pem, self._credentials.certificate.pem)]
         )
+        require_free_port(self._host, self.port)
         address = listen_address(self._host, self.port)
         try:
-            _try_to_listen(self._host, self.port)
             self.port = server.add_secure_port(address, credentials)
-        except (OSError, RuntimeError) as error:
-            raise PortInUse(
-                f"gRPC cannot listen on {address}: the port is in use or the address is not this machine's. Choose "
-                "another with --grpc-port, or 0 for any free one."
-            ) from error
+        except RuntimeError as error:
+            raise _port_in_use(address) from error
         await server.start()
         self._server = server
         self._inbound = InboundGuard(self.port, self._limits, self._refusals)
@@ -264,12 +261,21 @@ def listen_address(host: str, port: int) -> str:
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
-def _try_to_listen(host: str, port: int) -> None:
+def require_free_port(host: str, port: int) -> None:
     """Fails as gRPC would, but without the line of its own that gRPC writes to stderr.
 
     Raises:
-        OSError: the port is in use, or the address is not this machine's.
+        PortInUse: the port is in use, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host.strip("[]"), port), family=family):
-        pass
+    try:
+        socket.create_server((host.strip("[]"), port), family=family).close()
+    except OSError as error:
+        raise _port_in_use(listen_address(host, port)) from error
+
+
+def _port_in_use(address: str) -> PortInUse:
+    return PortInUse(
+        f"gRPC cannot listen on {address}: the port is in use or the address is not this machine's. Choose another "
+        "with --grpc-port, or 0 for any free one."
+    )

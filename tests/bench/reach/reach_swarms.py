@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -31,7 +31,7 @@ class ThreeHomes:
     """
 
     def __init__(self, stack: ExitStack, *, forwarded: bool) -> None:
-        folder = Path(mkdtemp(prefix="bench-reach-"))
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="bench-reach-")))
         self.net = net = stack.enter_context(Internet(slow=True))
         invited: list[str] = []
         for at, host in enumerate(VOLUNTEERS):
@@ -98,7 +98,7 @@ def tpot(table: Table, rounds: int) -> None:
 def join(table: Table, rounds: int) -> None:
     """From `molink-peer join` to `ready` behind a router nobody can dial through, without what it measures itself."""
     with ExitStack() as stack:
-        folder = Path(mkdtemp(prefix="bench-reach-"))
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="bench-reach-")))
         net = stack.enter_context(Internet(slow=True))
         host = VOLUNTEERS[0]
         own = ("--new-swarm", "--layers", "0:4", "--listen", host, "--announce", host)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from support.swarms.swarm_examples import facts_of, state_of
 
+from molink.dht.gossip.sequences import SET_ASIDE
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView, RelayAt
 from molink.peer.commands.checks import (
@@ -112,7 +113,7 @@ def test_a_way_that_fails_names_what_to_do_and_one_that_works_its_time(way: str)
 
 @pytest.mark.parametrize(
     ("ahead_s", "state"),
-    [(0.0, "ok"), (-100.0, "ok"), (300.0, "note"), (-300.0, "note"), (5000.0, "problem")],
+    [(0.0, "ok"), (-100.0, "ok"), (300.0, "note"), (-500.0, "note"), (5000.0, "problem"), (-1300.0, "problem")],
 )
 def test_a_clock_that_differs_from_the_swarms_is_told(ahead_s: float, state: str) -> None:
     views = [view_at(NOW_S), view_at(NOW_S), view_at(NOW_S + 1e6)]
@@ -120,6 +121,13 @@ def test_a_clock_that_differs_from_the_swarms_is_told(ahead_s: float, state: str
     assert check.state == state
     assert bool(check.remedy) == (state != "ok")
     assert clock_check([], NOW_S) == []
+
+
+def test_a_right_clock_is_not_called_late_by_peers_that_have_started_again() -> None:
+    started_again = NOW_S + SET_ASIDE / 1000
+    assert clock_check([view_at(started_again)] * 3, NOW_S)[0].state == "ok"
+    (late,) = clock_check([view_at(NOW_S)] * 3, NOW_S - 500)
+    assert late.found == "200 to 500 s behind the swarm's"
 
 
 def test_disk_device_and_versions_are_told_with_their_remedies() -> None:

@@ -111,9 +111,9 @@ def test_a_strangers_name_cannot_command_the_terminal(capsys: pytest.CaptureFixt
 
 def test_a_local_status_is_printed_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
     swarm = describe_swarm([view("a", Span(0, 8))])
-    print_local({"peer_id": "me", "addresses": ["/a", "/b"], "free_bytes": None, **swarm})
+    print_local({"peer_id": "me", "addresses": ["/a", "/b"], **swarm})
     out = capsys.readouterr().out
-    assert "peer id: me\naddresses: /a, /b\nfree bytes: \n" in out
+    assert "peer id: me\naddresses: /a, /b\n" in out
     assert "complete" in out
     print_local({"ready": True, "draining": False, "paused": None, "spans": [[0, 4], [6, 8]]})
     assert capsys.readouterr().out == "ready: yes\ndraining: no\npaused: no\nspans: 0:4, 6:8\n"
@@ -121,6 +121,13 @@ def test_a_local_status_is_printed_whatever_it_holds(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "paused: quiet hours 22:00-07:00\n"
     print_local({"peers": "not a list", "models": 7, "state": {"x": 1}})
     assert "state: {'x': 1}" in capsys.readouterr().out
+
+
+def test_a_local_status_leaves_out_what_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_local({"spans": [], "sessions": 0, "operators": [], "kept_copies": 0, "prediction_error": None})
+    assert capsys.readouterr().out == "spans: none\nsessions: 0\n"
+    print_local({"kept_copies": 2, "prediction_error": 0.0})
+    assert capsys.readouterr().out == "kept copies: 2\nprediction error: 0.0\n"
 
 
 def test_the_machine_is_printed_with_its_units(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,3 +110,11 @@ def test_only_beside_one_gpu_there_is_anything_to_swap(
     free |= dict.fromkeys(devices, 8 * GB)
     with pytest.raises(SettingsError, match="--swap-space is the host's memory beside that of one GPU"):
         planned_memory(model, devices, settings(swap_space="1GB"))
+
+
+def test_layers_that_the_model_has_not_are_refused_before_anything_is_measured(
+    model: LocalModel, free: dict[str, int]
+) -> None:
+    free |= {"cpu": 8 * GB}
+    with pytest.raises(SettingsError, match=r"--layers 0:20: tiny has \d+ layers$"):
+        planned_memory(model, ("cpu",), settings(layers="0:20"))
