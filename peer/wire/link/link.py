@@ -128,12 +128,8 @@ class Link:
         """Seconds since anything arrived."""
         return asyncio.get_running_loop().time() - self._packets.keepalive.heard_s
 
-    def seems_dead(self) -> bool:
-        """Whether a sign of life is late: the connection may be gone without a word."""
-        return self.seems_dead_in_s() <= 0.0
-
     def seems_dead_in_s(self) -> float:
-        """Seconds in which it cannot come to seem dead; 0 or less if it does."""
+        """Seconds in which no sign of life can be late; 0 or less if one is: the connection may be gone."""
         if self._carried is None:
             return TICK_S
         now_s, least_s = asyncio.get_running_loop().time(), self._packets.round_trips.least_s or 0.0

@@ -26,7 +26,7 @@ async def keep_second_way(link: Link, knock: Callable[[], Awaitable[Knock]]) -> 
         except LinkError:
             await asyncio.sleep(KNOCK_AGAIN_S)
             continue
-        if not link.seems_dead() or not link.move(resume_over(found)):
+        if link.seems_dead_in_s() > 0.0 or not link.move(resume_over(found)):
             await found.connection.close()
         await asyncio.sleep(KNOCK_AGAIN_S)
 

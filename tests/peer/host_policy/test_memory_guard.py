@@ -127,7 +127,7 @@ def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None
 @pytest.mark.usefixtures("freezing")
 def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
-    large = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": 8192}
+    large = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": 2048}
     config = AutoConfig.for_model(model_type, **{**changes, **large})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -148,7 +148,7 @@ def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path)
     gc.freeze()
     held = psutil.Process().memory_info().rss
     weights = spec.weight_bytes(spec.whole)
-    assert weights > 100 * 1024**2
+    assert weights > 32 * 1024**2
     assert held - before > weights * 0.8
     backend.engine.detach(spec.whole)
     give_back_memory("cpu")
