@@ -187,7 +187,10 @@ def lease_book(model: LocalModel, computing: ComputeSetup, settings: JoinSetting
             f"other programs hold the rest of {device}"
         )
     return LeaseBook(
-        model.spec, memory, span_limit=settings.layers, max_sessions_per_owner=settings.options.sessions_per_client
+        model.spec,
+        memory,
+        span_limit=settings.layers,
+        max_sessions_per_owner=settings.options.sessions_per_client,
     )
 
 

@@ -40,7 +40,13 @@ def test_defaults_are_shown_if_they_are_asked_for(run: Run, file: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("set", "threads", "many"), ("set", "memory", "lots"), ("set", "no_such_option", "1"), ("set", "threads"), ("get", "nothing")],
+    [
+        ("set", "threads", "many"),
+        ("set", "memory", "lots"),
+        ("set", "no_such_option", "1"),
+        ("set", "threads"),
+        ("get", "nothing"),
+    ],
 )
 def test_a_mistake_is_one_sentence(run: Run, file: Path, words: tuple[str, ...]) -> None:
     code, out, err = run("config", *words)

@@ -113,7 +113,14 @@ def test_a_way_that_fails_names_what_to_do_and_one_that_works_its_time(way: str)
 
 @pytest.mark.parametrize(
     ("ahead_s", "state"),
-    [(0.0, "ok"), (-100.0, "ok"), (300.0, "note"), (-500.0, "note"), (5000.0, "problem"), (-1300.0, "problem")],
+    [
+        (0.0, "ok"),
+        (-100.0, "ok"),
+        (300.0, "note"),
+        (-500.0, "note"),
+        (5000.0, "problem"),
+        (-1300.0, "problem"),
+    ],
 )
 def test_a_clock_that_differs_from_the_swarms_is_told(ahead_s: float, state: str) -> None:
     views = [view_at(NOW_S), view_at(NOW_S), view_at(NOW_S + 1e6)]
