@@ -100,14 +100,15 @@ build/triton/.installed-$(TRITON): $(VENV)/.installed
 test-triton: setup build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'triton and not full'
 
+# Each test has a quarter of an hour, which a machine that does other work as well keeps: a test that is late ends the run.
 test-full: check build/triton/.installed-$(TRITON)
-	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos' --hypothesis-profile=full
+	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos' --hypothesis-profile=full --timeout=900
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:
 	$(PYTHON) tests/gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(DEVICE),--device $(DEVICE))
 
-# Each test has half an hour, which a machine that does other work as well keeps.
+# Each test has half an hour.
 fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long --timeout=1800
 
@@ -125,8 +126,8 @@ bench-failover: setup
 	$(BIN)/python tests/bench/failover.py --losses 100
 	$(BIN)/python tests/bench/failover.py --losses 20 --mbps 100 --delay-ms 30
 	$(BIN)/python tests/bench/copies.py
-	$(BIN)/python tests/bench/copies.py --turns 3 --losses 0 --mbps 100
-	$(BIN)/python tests/bench/copies.py --turns 3 --losses 0 --mbps 20
+	$(BIN)/python tests/bench/copies.py --quads 3 --losses 0 --mbps 100
+	$(BIN)/python tests/bench/copies.py --quads 3 --losses 0 --mbps 20
 
 bench: setup
 	$(BIN)/python tests/bench

@@ -198,6 +198,8 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str], *, bare: b
         run_app(app, program, ["--help"])
         return EXIT_USAGE
     if os.environ.pop(ENDS_WITH_STDIN, ""):  # its own children are not told
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells have it so in the background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=_end_with_stdin, name="parent", daemon=True).start()
     if "--debug" not in arguments:  # its own log names addresses; what fails is told by ours
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -221,7 +223,11 @@ def _end_with_stdin() -> None:
     with suppress(OSError):
         while os.read(0, 4096):
             pass
-    signal.raise_signal(signal.SIGINT)  # as Ctrl-C: a goodbye, and temporary files are removed
+    # As Ctrl-C: a goodbye, and temporary files are removed. A main thread that waits hears only what it is sent itself.
+    if sys.platform == "win32":
+        signal.raise_signal(signal.SIGINT)
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(LEAVES_WITHIN_S)
     os._exit(EXIT_FAILURE)
 

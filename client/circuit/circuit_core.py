@@ -191,8 +191,11 @@ class CircuitCore:
         one is given."""
         return first_token_s if self._run.tokens == 0 else max(next_token_s, self.measured_s)
 
-    def ask_after_s(self, next_token_s: float, asked: int) -> float:
-        """Returns after how long without a token hops are asked for a sign of life, if they have been so often."""
+    def ask_after_s(self, next_token_s: float, asked: int, *, goes_over: bool = False) -> float:
+        """Returns after how long without a token hops are asked for a sign of life, if they have been so often; for
+        the first token of an epoch that was prepared, after how long they are asked for another epoch."""
+        if goes_over:
+            return patience.begin_after_s(next_token_s, self.measured_s)
         is_first = self._run.tokens == 0
         return patience.ask_after_s(next_token_s, self.measured_s, asked, is_first=is_first)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from molink.client.circuit.scouting import sign_of_life
 from molink.client.epochs.patience import LEAST_ANSWER_S
 from molink.client.errors import InvalidRequest, as_said
 from molink.dht.records.records import PeerFacts, PeerView
@@ -20,6 +21,8 @@ REQUEST_BYTES = 64
 """What a request's header holds beside its descriptor, at most."""
 REQUEST_TIMEOUT_S = 5.0
 READY_POLL_S = 1.0
+WARM_POLL_S = 0.5
+"""The same of a hop that has nothing to load: its answer says whether its engine stands still."""
 READY_WITHIN_S = 0.5
 """What a hop that has all of its layers may take to be ready while its lease's answer waits for that: one round trip
 less."""
@@ -214,7 +217,7 @@ async def _poll_ready(
     loaded_bytes, stands_since_s = -1, clock()
     warm_until_s = stands_since_s + min(WARM_READY_S, WARM_READY_PART * (deadline_s - stands_since_s))
     while True:
-        wait_s = READY_POLL_S if loads else max(0.0, min(READY_POLL_S, warm_until_s - clock()))
+        wait_s = READY_POLL_S if loads else max(0.0, min(WARM_POLL_S, warm_until_s - clock()))
         request = pb.AwaitReady(
             session=descriptor.session, epoch=descriptor.epoch, wait_ms=round(wait_s * 1000)
         )
@@ -231,6 +234,8 @@ async def _poll_ready(
         readiness = response.readiness
         if readiness.ready:
             return _held_tokens(readiness, asked)
+        if not loads and sign_of_life(link.peer_id, 0.0, readiness).is_stuck(asked.route.trip_ms / 1000):
+            raise HopRefused(link.peer_id, "slow", "its engine stands still")
         done, total = readiness.loaded_bytes, readiness.total_bytes
         report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:

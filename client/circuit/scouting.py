@@ -138,4 +138,9 @@ async def _sign_of_life(link: Link, session: bytes, epoch: int) -> SignOfLife:
         return SignOfLife(link.peer_id, None)
     if response.WhichOneof("body") != "readiness":
         return SignOfLife(link.peer_id, None)
-    return SignOfLife(link.peer_id, clock() - since_s, response.readiness.computing_ms / 1000)
+    return sign_of_life(link.peer_id, clock() - since_s, response.readiness)
+
+
+def sign_of_life(peer_id: str, after_s: float, readiness: pb.Readiness) -> SignOfLife:
+    """What a hop says of its engine with that answer, which came after so long."""
+    return SignOfLife(peer_id, after_s, readiness.computing_ms / 1000, readiness.expected_ms / 1000)

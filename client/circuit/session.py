@@ -216,22 +216,20 @@ class ClientSession:
             asked += 1
             if run is None:
                 continue
-            circuit = run.circuit
+            circuit, first_s, next_s = run.circuit, *self._predicted_s(run.circuit.route)
             if run.before is not None:
-                self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
+                if clock() - since_s >= self._circuits.ask_after_s(next_s, asked, goes_over=True):
+                    self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
                 continue
             is_over = clock() - since_s >= patience_s
             signs = await ask_signs_of_life(circuit.links, self._template.session, circuit.descriptor.epoch)
-            first_s, next_s = self._predicted_first_s(circuit.route), circuit.route.trip_ms / 1000
-            token_s = self._circuits.token_s(first_s, next_s)
-            fault = patience.hop_at_fault(signs, token_s, is_over=is_over)
+            fault = patience.hop_at_fault(signs, self._circuits.token_s(first_s, next_s), is_over=is_over)
             if not self._events.empty():
                 continue
             # the only circuit that there is gets the time that it may take
             can_go = self._circuit_builder.can_do_without
             if fault is not None and (is_over or await can_go(fault.peer_id, self._template)):
-                did = "it did not answer" if fault.after_s is None else "its engine stood still"
-                self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", did))
+                self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", fault.fault))
             elif is_over:
                 self._lose(HopLost(self._template.epoch, "", "stalled", "the circuit stood still"))
 
@@ -240,12 +238,15 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
-        first_s, next_s = self._predicted_first_s(route), route.trip_ms / 1000
-        return self._circuits.patience_s(first_s, next_s), self._circuits.ask_after_s(next_s, asked)
+        first_s, next_s = self._predicted_s(route)
+        goes_over = self._run is not None and self._run.before is not None
+        ask_s = self._circuits.ask_after_s(next_s, asked, goes_over=goes_over)
+        return self._circuits.patience_s(first_s, next_s), ask_s
 
-    def _predicted_first_s(self, route: Route) -> float:
-        """After a loss what was generated before it is part of the prompt."""
-        return route.ttft_ms / 1000 * len(self._tokens.history) / max(1, self._template.prompt_tokens)
+    def _predicted_s(self, route: Route) -> tuple[float, float]:
+        """Of the first token, and of each further one. What was generated before a loss is part of the prompt then."""
+        parts = len(self._tokens.history) / max(1, self._template.prompt_tokens)
+        return route.ttft_ms / 1000 * parts, route.trip_ms / 1000
 
     async def _recover(self, loss: HopLost) -> None:
         """Goes on elsewhere, without the peer that failed.
@@ -267,7 +268,7 @@ class ClientSession:
         span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         waited_s = clock() - self._circuits.step_since_s
-        first_s = self._predicted_first_s(circuit.route)
+        first_s, _ = self._predicted_s(circuit.route)
         stays = run.before is not None and (loss.code == "move" or not circuit.has(left))
         standby = ""
         if loss.peer_id and not stays:

@@ -130,6 +130,7 @@ class Standbys:
             if one.view.peer_id in leaving or (wished and wished[0].peer_id != one.view.peer_id):
                 release(one.link, self._descriptor)
                 del self._standing[at]
+                self._descriptor.hops[at].standby_facts = b""  # it may be named as that of another hop
         self._lacking.set()
 
     async def wait_changed(self, wait_s: float) -> None:
@@ -167,6 +168,7 @@ class Standbys:
         if at is None:
             return False
         del self._standing[at]
+        self._descriptor.hops[at].standby_facts = b""
         self._unfit.refused.add(peer_id)
         self._lacking.set()
         self._changed.set()

@@ -8,8 +8,9 @@ same.
 A peer whose machine stands still says nothing, and its connections stay open; one whose device hangs still answers. The
 client sees both first by the token that does not come, long before a link is given up. So it asks all hops for a sign
 of life: a hop that is silent while the others have answered, or whose engine is at one piece of work for far longer
-than a token takes, is at fault. An answer is late by what the others' answers took, so that a client or a machine that
-is slow as a whole blames nobody. This is an accrual failure detector (Hayashibara et al. 2004) with a single threshold.
+than a token takes, and than it says that this piece should take, is at fault. An answer is late by what the others'
+answers took, so that a client or a machine that is slow as a whole blames nobody. This is an accrual failure detector
+(Hayashibara et al. 2004) with a single threshold.
 """
 
 from collections.abc import Sequence
@@ -26,20 +27,29 @@ STEP_S = 60.0
 """For one token all circuits together have so long, or three times as long as the first one had."""
 MOST_FRUITLESS = 8
 """Circuits in a row that yield no token."""
-ASK_NEXT_S = 0.4
-"""After so long hops are asked where a token is missing, at the earliest."""
+ASK_NEXT_S = 0.2
+"""After so long hops are asked where a token is missing, at the earliest: a hop that is silent from then on is known to
+be within a second of the last token, and has had most of that to answer."""
 ASK_FIRST_S = 1.0
 """The same for a circuit's first token: its prompt may take long, and to ask costs next to nothing."""
 ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
 ASK_MARGIN = 2.0
 """A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
+LEAST_BEGIN_S = 0.4
+BEGIN_MARGIN = 4.0
+"""A prepared epoch has not begun after so many times what a token should take, and that at the least: one hop waits for
+another then, and all of them in another epoch wait for less."""
 LEAST_ANSWER_S = 0.8
 LATE = 4.0
 """An answer is late after so many times what the slowest of the others took."""
-LEAST_STUCK_S = 3.0
+LEAST_STUCK_S = 1.0
+"""An engine is stuck at one piece of work after that, at the earliest."""
+LEAST_UNPREDICTED_S = 3.0
+"""The same where its peer does not say what that piece should take."""
 STUCK = 8.0
-"""An engine is stuck at one piece of work after so many times what a token should take."""
+"""It is stuck after so many times what a token should take, and what the piece should, as its peer predicts it: it may
+be a prompt of somebody else's."""
 
 
 def first_token_s(predicted_s: float, stood_still: int = 0) -> float:
@@ -71,6 +81,19 @@ class SignOfLife:
     """From the question to the answer; None: there is none yet."""
     computing_s: float = 0.0
     """For how long its engine has been at its present piece of work, as it says."""
+    expected_s: float = 0.0
+    """What that piece should take, as it says; 0: it does not."""
+
+    @property
+    def fault(self) -> str:
+        """What is said of a hop that is left for it."""
+        return "it did not answer" if self.after_s is None else "its engine stood still"
+
+    def is_stuck(self, token_s: float) -> bool:
+        """Whether its engine has been at that piece for far longer than it should; `token_s` is what the next token of
+        the circuit should take."""
+        least_s = LEAST_STUCK_S if self.expected_s else LEAST_UNPREDICTED_S
+        return self.computing_s > max(least_s, STUCK * token_s, STUCK * self.expected_s)
 
 
 def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: bool) -> float:
@@ -80,6 +103,11 @@ def ask_after_s(predicted_s: float, measured_s: float, asked: int, *, is_first: 
     """
     least_s = ASK_FIRST_S if is_first else max(ASK_NEXT_S, ASK_MARGIN * max(predicted_s, measured_s))
     return sum(min(ASK_LONGEST_S, least_s * 2.0**turn) for turn in range(asked + 1))
+
+
+def begin_after_s(predicted_s: float, measured_s: float) -> float:
+    """Returns after how many seconds without a token an epoch that was prepared is given up. As `ask_after_s`."""
+    return max(LEAST_BEGIN_S, BEGIN_MARGIN * max(predicted_s, measured_s))
 
 
 def answers_until_s(signs: Sequence[SignOfLife], most_s: float) -> float:
@@ -98,5 +126,5 @@ def hop_at_fault(signs: Sequence[SignOfLife], token_s: float, *, is_over: bool =
     silent = [sign for sign in signs if sign.after_s is None]
     if silent:
         return silent[0] if is_over or len(silent) < len(signs) else None
-    stuck = [sign for sign in signs if sign.computing_s > max(LEAST_STUCK_S, STUCK * token_s)]
+    stuck = [sign for sign in signs if sign.is_stuck(token_s)]
     return stuck[0] if len(stuck) == 1 else None

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,6 @@ AT_ONCE_S = 0.4
 """How long a peer that was told to leave at once may still say so to others."""
 ENDS_AFTER_S = 0.7
 """Then its process ends, whatever still runs: a second after the signal its memory is the volunteer's again."""
-LONGEST_WAIT_S = 0.25
-"""How long a signal may go unheeded that comes just before the event loop begins to wait."""
 KEY_PLACEHOLDER = "YOUR_COPY_OF_THE_KEY_FILE"
 
 
@@ -113,8 +112,8 @@ class Interrupts:
     A peer that does not serve yet has nothing to drain: the first one is as the second. What it has fetched is kept.
 
     Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
-    between two instructions: the loop's wait goes on if the signal came just before it, or met another thread. So
-    no wait is longer than LONGEST_WAIT_S.
+    between two instructions: the loop's wait would go on if the signal came just before it, or met another thread. So
+    each signal also writes to a socket that the loop reads. The loop of Windows has such a one itself.
     """
 
     def __init__(self, peer: RunningPeer, on_leaving: Callable[[], None]) -> None:
@@ -125,6 +124,8 @@ class Interrupts:
         """Whether there may be sessions to wait for."""
         self._count = 0
         self._life: asyncio.Task[None] | None = None
+        self._waking: tuple[socket.socket, socket.socket] | None = None
+        """What the loop reads, and what signals write to."""
 
     @property
     def at_once(self) -> bool:
@@ -149,18 +150,36 @@ class Interrupts:
             loop.call_soon_threadsafe(self._act, self._count)
 
         before = {number: signal.signal(number, note) for number in _ending_signals()}
-        self._keep_waits_short(life)
+        self._wake_loop()
         try:
             yield
         finally:
             if self._count == 0:
                 for number, handler in before.items():
                     signal.signal(number, handler)
+                self._let_loop_wait()
 
-    def _keep_waits_short(self, life: "asyncio.Task[None]") -> None:
-        """As long as signals come here: once one has come, to the end of the loop."""
-        if self._count > 0 or not life.done():
-            asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._keep_waits_short, life)
+    def _wake_loop(self) -> None:
+        """From here on a signal ends the loop's wait."""
+        reads, writes = socket.socketpair()
+        reads.setblocking(False)
+        writes.setblocking(False)
+        try:
+            asyncio.get_running_loop().add_reader(reads, reads.recv, 4096)
+        except NotImplementedError:
+            reads.close()
+            writes.close()
+        else:
+            signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
+            self._waking = reads, writes
+
+    def _let_loop_wait(self) -> None:
+        if self._waking is not None:
+            signal.set_wakeup_fd(-1)
+            asyncio.get_running_loop().remove_reader(self._waking[0])
+            for end in self._waking:
+                end.close()
+            self._waking = None
 
     def leave_at_once(self) -> None:
         """As the second Ctrl-C does. Call it in the loop."""

@@ -12,7 +12,11 @@ from typing import ParamSpec, Self, TypeVar
 STOP_TIMEOUT_S = 30.0
 LET_BEGIN_S = 0.001
 """Ten times what waking a thread takes."""
+QUICK_MS = 100.0
+"""What is not said to take longer takes no longer: a cache is made, a portion of a copy is read."""
 
+ExpectedMs = Callable[[], float | None]
+"""Says how many milliseconds a piece of work should take; None: nobody knows."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -25,21 +29,27 @@ class EngineThread:
 
     def __init__(self) -> None:
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], ExpectedMs] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._waiting = False
         """Whether `begin` has given work that nobody has waited for."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._since_s: float | None = None
-        """Since when it has been at its present work, by `time.monotonic`."""
+        self._present: tuple[float, ExpectedMs] | None = None
+        """Since when it has been at its present work, by `time.monotonic`, and what that should take."""
         self._outstanding = 0
         self._on_idle: Callable[[], None] = _nothing
 
     @property
     def busy_s(self) -> float:
         """Seconds for which it has been at its present piece of work; 0 while it has none."""
-        since_s = self._since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        present = self._present
+        return 0.0 if present is None else time.monotonic() - present[0]
+
+    @property
+    def expected_ms(self) -> float | None:
+        """Milliseconds that its present piece of work should take; None if it has none, or nobody knows."""
+        present = self._present
+        return None if present is None else present[1]()
 
     @property
     def is_idle(self) -> bool:
@@ -63,8 +73,14 @@ class EngineThread:
         self._work.put(None)
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
-    def begin(self, function: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Runs `function` on the thread, and then `done` on the loop with its result or error."""
+    def begin(
+        self,
+        function: Callable[[], T],
+        done: Callable[[T | Exception], None],
+        expected_ms: ExpectedMs = lambda: QUICK_MS,
+    ) -> None:
+        """Runs `function` on the thread, and then `done` on the loop with its result or error. `expected_ms` may be
+        asked on the loop while it runs."""
         loop = self._loop
         if loop is None:
             raise RuntimeError("the engine's thread is not running")
@@ -88,7 +104,7 @@ class EngineThread:
             self._begun.get_nowait()
         self._waiting = True
         self._outstanding += 1
-        self._work.put(work)
+        self._work.put((work, expected_ms))
 
     def let_begin(self) -> None:
         """Holds up the loop until the thread has taken up what `begin` gave it last, at most LET_BEGIN_S.
@@ -102,7 +118,14 @@ class EngineThread:
                 self._begun.get(timeout=LET_BEGIN_S)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `function` on the thread. Raises what it raises."""
+        """The result of `function` on the thread, where it is quick. Raises what it raises."""
+        return await self._call(lambda: function(*args, **kwargs), lambda: QUICK_MS)
+
+    async def call_long(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `call`, of what may take any time."""
+        return await self._call(lambda: function(*args, **kwargs), lambda: None)
+
+    async def _call(self, function: Callable[[], T], expected_ms: ExpectedMs) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def done(result: T | Exception) -> None:
@@ -113,16 +136,17 @@ class EngineThread:
             else:
                 answer.set_result(result)
 
-        self.begin(lambda: function(*args, **kwargs), done)
+        self.begin(function, done, expected_ms)
         return await answer
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (given := self._work.get()) is not None:
+            work, expected_ms = given
             self._begun.put(None)
             if self._loop is not None:
-                self._since_s = time.monotonic()
+                self._present = time.monotonic(), expected_ms
                 work()
-                self._since_s = None
+                self._present = None
 
 
 def _nothing() -> None:

@@ -1,5 +1,6 @@
 """The session table: what this peer knows of each generation that passes through it."""
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,7 @@ class SessionTable:
     def __init__(self, watch: SessionWatch | None = None) -> None:
         self._sessions: dict[bytes, ServedSession] = {}
         self._watch = watch
+        self._present = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -165,6 +167,7 @@ class SessionTable:
 
     def add(self, session: ServedSession) -> None:
         self._sessions[session.key.session] = session
+        self._present.set()
         if self._watch is not None:
             self._watch.begin(session)
 
@@ -177,10 +180,16 @@ class SessionTable:
         """The session, in whatever epoch it is."""
         return self._sessions.get(session)
 
+    async def any_present(self) -> None:
+        """Returns when there is a session."""
+        await self._present.wait()
+
     def remove(self, key: LeaseKey) -> ServedSession | None:
         found = self.get(key.session, key.epoch)
         if found is not None:
             del self._sessions[key.session]
+            if not self._sessions:
+                self._present.clear()
             if self._watch is not None:
                 self._watch.end(found)
         return found

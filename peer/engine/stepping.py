@@ -27,6 +27,7 @@ from molink.peer.engine.steps import (
     StepOutput,
     StepPayload,
     compute,
+    expected_ms,
     log_inputs,
     trip_messages,
 )
@@ -35,6 +36,7 @@ from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
 from molink.peer.redundancy.input_log import token_rows
 from molink.peer.scheduling.decode_watch import DecodeWatch
+from molink.peer.scheduling.prompt_gathering import PredictedTime
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -76,6 +78,8 @@ class Stepper:
             lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session, self._hand_over
         )
         """What the draws here depend on beside logits."""
+        self.predicted_ms: PredictedTime | None = None
+        """What a step takes, as far as it is known."""
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
         self._actions: Mapping[type, Callable[[Any], None]] = {
@@ -291,17 +295,21 @@ class Stepper:
             self._actions[type(effect)](effect)
 
     def _compute(self, effect: events.ComputeBatch[ServedSession, StepPayload]) -> None:
-        inputs = tuple(effect.steps)
+        inputs, layers = tuple(effect.steps), self._engine.spec.layers
         self._engine_thread.begin(
-            lambda: compute(self._engine, inputs), lambda output: self._batch_computed(inputs, output)
+            lambda: compute(self._engine, inputs),
+            lambda output: self._batch_computed(inputs, output),
+            lambda: expected_ms(self.predicted_ms, inputs, layers),
         )
 
     def _compute_slice(self, effect: events.ComputeSlice[ServedSession, StepPayload]) -> None:
-        executor, slice_ = self._slices, effect.slice_
+        executor, slice_, layers = self._slices, effect.slice_, self._engine.spec.layers
         if executor is None:
             raise RuntimeError("this engine computes no slices")
         self._engine_thread.begin(
-            lambda: executor.compute(slice_), lambda output: self._slice_computed(slice_, output)
+            lambda: executor.compute(slice_),
+            lambda output: self._slice_computed(slice_, output),
+            lambda: expected_ms(self.predicted_ms, slice_.parts, layers),
         )
 
     def _drop_slice(self, _: events.DropSlice) -> None:

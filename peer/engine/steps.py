@@ -15,10 +15,11 @@ import torch
 from molink.peer.compute.backend import StageEngine, StepResult
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.hop.frames import OutgoingFrame, frames_of
-from molink.peer.hop.session import HopStep
+from molink.peer.hop.session import HopStep, work_of
 from molink.peer.masks.mask_worker import NextMask
 from molink.peer.profiling.profile import StepWork
 from molink.peer.redundancy.input_log import token_rows
+from molink.peer.scheduling.prompt_gathering import PredictedTime
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
@@ -27,7 +28,7 @@ from molink.shards.sampling.prompt_scores import PromptScores
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import Outcome, Sampled, sample_each
 from molink.shards.sampling.token_history import SeenTokens
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import Span
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +106,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     inputs = _begun(engine, inputs, failures)
     if not inputs:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
-    work = _work(engine.spec, inputs)
+    work = work_of(inputs, engine.spec.layers)
     stepped, result = _step(engine, span, inputs, failures)
     if result is None:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
@@ -303,19 +304,11 @@ def _cut_back(
     return tuple(kept)
 
 
-def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
-    """What is about to be computed, for whoever predicts such steps."""
-    span = inputs[0].session.span
-    before = [(one, one.session.cache.length) for one in inputs if one.session.cache is not None]
-    return StepWork(
-        layers=len(span),
-        starts=span.start == 0,
-        ends=span.stop == spec.layers,
-        decode_contexts=tuple(
-            [tokens + at for one, tokens in before if not one.prefill for at in range(one.tokens)]
-        ),
-        prefills=tuple((one.tokens, tokens) for one, tokens in before if one.prefill),
-    )
+def expected_ms(predicted_ms: PredictedTime | None, inputs: Sequence[StepInput], layers: int) -> float | None:
+    """What computing these should take in a model of so many layers, and a slice of them at most; None: not known."""
+    if predicted_ms is None or any(map(scores_of, inputs)):
+        return None
+    return predicted_ms(work_of(inputs, layers))
 
 
 def log_inputs(one: StepInput) -> None:

@@ -7,11 +7,12 @@ frames that wait for a link; `HopCore` takes the session out of them when it end
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from molink.peer.memory.leases import LeaseKey
+from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decoding_sessions import DecodingSession
 from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.scheduling.in_flight_rules import Rule
@@ -208,6 +209,19 @@ def due_of_prompt(session: HopSession, position: int, tokens: int, now_s: float)
     place = session.place
     left = max(session.progress.history_tokens, place.prompt_tokens) - position
     return due_s(place.stages, max(tokens, left), now_s)
+
+
+def work_of(steps: Sequence[HopStep[Session, Payload]], layers: int) -> StepWork:
+    """What these steps of one span take to compute, for whoever predicts it, in a model of so many layers."""
+    span = steps[0].session.span
+    contexts = [one.position + at for one in steps if not one.prefill for at in range(one.tokens)]
+    return StepWork(
+        layers=len(span),
+        starts=span.start == 0,
+        ends=span.stop == layers,
+        decode_contexts=tuple(contexts),
+        prefills=tuple((one.tokens, one.position) for one in steps if one.prefill),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ host but the one that the relay saw the other end come from, whatever that end s
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -31,8 +32,10 @@ LOOK_SOON_S = 0.01
 """While one is about to come."""
 EARLY_S = 5.0
 """A port that was looked at before there is a link is of use for so long."""
-LOOK_EVERY_S = 0.1
-"""Between looks for links that are relayed, or silent."""
+LOOK_AGAIN_S = 0.1
+"""While a link is silent: between looks for links that are relayed, or silent."""
+LOOK_EVERY_S = 0.5
+"""At the latest: no new link is silent for so long."""
 ANSWER_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 5.0
 """From telling the other end one's address to its word to begin."""
@@ -61,6 +64,8 @@ class HolePuncher:
         self._looking: asyncio.Task[None] | None = None
         self._early: dict[str, asyncio.Task[ObservedPort]] = {}
         """By peer id: looks at ports for links that are about to come."""
+        self._joined = asyncio.Event()
+        """Another of those is about to come."""
 
     async def __aenter__(self) -> Self:
         self._links.dialler.ladder.on_joined = self._observe_early
@@ -92,14 +97,19 @@ class HolePuncher:
 
     async def _look(self) -> None:
         while True:
-            if any(link.seems_dead() for link in self._links.all()):
+            silent_in_s = min((link.seems_dead_in_s() for link in self._links.all()), default=LOOK_EVERY_S)
+            if silent_in_s <= 0.0:
                 self._stays.doubt()
             for link, facts in self._links.dialled().items():
                 if way_of(link.connection) == "relayed" and link not in self._moving:
                     task = asyncio.create_task(self._keep_trying(link, facts), name=f"move {link.peer_id}")
                     self._moving[link] = task
                     task.add_done_callback(lambda _, link=link: self._moving.pop(link, None))  # type: ignore[misc]
-            await asyncio.sleep(LOOK_SOON_S if self._early else LOOK_EVERY_S)
+            wait_s = LOOK_SOON_S if self._early else min(max(silent_in_s, LOOK_AGAIN_S), LOOK_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._joined.wait()
+            self._joined.clear()
 
     def _observe_early(self, peer_id: str) -> None:
         """A connection to that peer has been joined, and is about to be a link: relays look at a port meanwhile."""
@@ -108,6 +118,7 @@ class HolePuncher:
                 observe_port(self._observers(), self._user), name=f"observe for {peer_id}"
             )
             self._early[peer_id] = observing
+            self._joined.set()
             asyncio.get_running_loop().call_later(EARLY_S, self._forget_early, peer_id, observing)
 
     def _forget_early(self, peer_id: str, observing: "asyncio.Task[ObservedPort]") -> None:

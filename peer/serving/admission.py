@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 
 from molink.peer.engine.kept_copy import KeptCopy
@@ -136,16 +137,21 @@ class Admission:
                 raise RequestRefused("epoch", "there is no such lease here any more")
             forming.task = asyncio.create_task(self._form(session, forming), name=f"form {session.span}")
         await asyncio.wait((forming.ready,), timeout=wait_s)
-        if not forming.ready.done():
-            loader = self._loader
-            return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
-        forming.ready.result()
-        return pb.Readiness(
-            ready=True,
-            held_tokens=session.held_tokens,
-            least_held_tokens=session.least_tokens,
-            computing_ms=round(self._engine_thread.busy_s * 1000),
+        engine = self._engine_thread
+        readiness = pb.Readiness(
+            ready=forming.ready.done(),
+            computing_ms=round(engine.busy_s * 1000),
+            expected_ms=math.ceil(engine.expected_ms or 0.0),
         )
+        if not readiness.ready:
+            readiness.loaded_bytes, readiness.total_bytes = (
+                self._loader.loaded_bytes,
+                self._loader.total_bytes,
+            )
+            return readiness
+        forming.ready.result()
+        readiness.held_tokens, readiness.least_held_tokens = session.held_tokens, session.least_tokens
+        return readiness
 
     def release(self, asked: pb.Release, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,

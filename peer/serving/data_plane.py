@@ -186,6 +186,7 @@ class DataPlane:
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
+        self.stepper.predicted_ms = None if step_times is None else step_times.predicted_ms
         if compute.guesses is not None:
             self.stepper.guessing.source_of = compute.guesses
         if compute.masked is not None:

@@ -107,11 +107,11 @@ class HolderRoles:
         }
 
     async def run(self) -> None:
-        """Looks now and then which sessions should go over, until cancelled."""
+        """Looks now and then which sessions should go over, while there are any, until cancelled."""
         while True:
+            await self._sessions.any_present()
+            self._look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_EVERY_S)
-            if len(self._sessions):
-                self._look(asyncio.get_running_loop().time())
 
     def _look(self, now_s: float) -> None:
         here = self.own_load()

@@ -91,7 +91,7 @@ class LayerLoader:
         async with self._order:  # what is ordered meanwhile takes its memory only when it is free
             self._leases.drop(*spans)
             # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
-            await self._engine_thread.call(self._detach, spans)
+            await self._engine_thread.call_long(self._detach, spans)
             await self._record()
         self._on_change()
 
@@ -118,9 +118,9 @@ class LayerLoader:
 
         try:
             async with self._order:
-                await self._engine_thread.call(self._limit_kv)
+                await self._engine_thread.call_long(self._limit_kv)
                 attach = await asyncio.to_thread(self._backend.load, span, progress)
-            await self._engine_thread.call(attach)
+            await self._engine_thread.call_long(attach)
             await self._record()
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
@@ -139,13 +139,13 @@ class LayerLoader:
 
     async def _record(self) -> None:
         """Decode steps on new layers are recorded before sessions make any; steps on others go in between."""
-        while await self._engine_thread.call(self._backend.engine.record_next):
+        while await self._engine_thread.call_long(self._backend.engine.record_next):
             continue
 
     async def _hasten(self) -> None:
         """Weights are packed while they serve as they lie, and what few rows are multiplied by is compiled while torch
         multiplies them: steps go in between."""
-        engine, call = self._backend.engine, self._engine_thread.call
+        engine, call = self._backend.engine, self._engine_thread.call_long
         while await call(engine.pack_next):
             continue
         if not isinstance(engine, CompilingEngine):

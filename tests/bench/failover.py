@@ -122,10 +122,11 @@ class Pairs:
             max(calm_gaps_s[STRUCK_AFTER - 1 :]),
         )
 
-    def processor_s(self) -> float:
-        """Processor time that all peers have taken so far."""
-        times = [psutil.Process(peer.process.pid).cpu_times() for peer in self._swarm.peers]
-        return sum(one.user + one.system for one in times)
+    def processors_s(self) -> dict[str, float]:
+        """Processor time that each peer has taken so far, by its id, and this process as `client`."""
+        taken = {peer.peer_id: psutil.Process(peer.process.pid).cpu_times() for peer in self._swarm.peers}
+        taken["client"] = psutil.Process().cpu_times()
+        return {name: one.user + one.system for name, one in taken.items()}
 
     def prompt(self, turn: int, tokens: int = PROMPT_TOKENS) -> tuple[int, ...]:
         """Another one for each turn: none is in anybody's cache."""

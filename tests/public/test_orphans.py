@@ -18,15 +18,17 @@ def wait():
     async def for_ever():
         try:
             print("waits", flush=True)
-            while True: await asyncio.sleep(0.1)
+            await asyncio.Event().wait()
         finally:
             print("goodbye", flush=True)
     asyncio.run(for_ever())
 raise SystemExit(run_app(app, "test", [], bare=True))
 """
 PARENT = f"""
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from molink.commands import ENDS_WITH_STDIN
+if "background" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 async def main():
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", {CHILD!r}, stdin=asyncio.subprocess.PIPE, env=os.environ | {{ENDS_WITH_STDIN: '1'}})
@@ -36,9 +38,11 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def parent() -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as process:
+@pytest.fixture(params=["terminal", "background"])
+def parent(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    """What shells start in the background ignores SIGINT, and so does all that it starts."""
+    command = [sys.executable, "-c", PARENT, request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 

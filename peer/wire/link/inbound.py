@@ -21,13 +21,15 @@ from molink.dht.refusals import RefusalLog
 HANDSHAKE_TIMEOUT_S = 5.0
 """For TLS, and then again for the proof."""
 LOOK_EVERY_S = 0.25
+QUIET_LOOK_EVERY_S = 1.0
+"""While every connection is proven."""
 MOST_CONNECTIONS = 768
 """Proven or not: beyond, gRPC closes a connection as soon as it comes."""
 LEAST_CONNECTIONS = 64
 DESCRIPTOR_PART = 2
 """No more than one in so many of the process's descriptors are for connections to this port."""
 UNPROVEN_PART = 4
-"""No more than one in so many of the connections are unproven for longer than LOOK_EVERY_S."""
+"""No more than one in so many of the connections are unproven for longer than LOOK_EVERY_S, or, the first ones, QUIET_LOOK_EVERY_S."""
 _DESCRIPTORS = "/dev/fd"
 _INODES = sys.platform == "linux"
 """Whether a socket has a number of its own, which tells it from a later one under the same descriptor."""
@@ -112,7 +114,7 @@ class InboundGuard:
             return
         while True:
             self.look(asyncio.get_running_loop().time())
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S if self._guests else QUIET_LOOK_EVERY_S)
 
     def look(self, now_s: float) -> None:
         """Shuts down what is too many at this moment. While descriptors cannot be listed, nothing."""

@@ -130,8 +130,14 @@ class Link:
 
     def seems_dead(self) -> bool:
         """Whether a sign of life is late: the connection may be gone without a word."""
+        return self.seems_dead_in_s() <= 0.0
+
+    def seems_dead_in_s(self) -> float:
+        """Seconds in which it cannot come to seem dead; 0 or less if it does."""
+        if self._carried is None:
+            return TICK_S
         now_s, least_s = asyncio.get_running_loop().time(), self._packets.round_trips.least_s or 0.0
-        return self._carried is not None and self._packets.keepalive.seems_dead(now_s, least_s)
+        return self._packets.keepalive.seems_dead_s(now_s, least_s) - now_s
 
     @property
     def quiet_s(self) -> float:

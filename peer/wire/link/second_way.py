@@ -11,7 +11,6 @@ from molink.peer.wire.link.dialling import Knock
 from molink.peer.wire.link.link import Link, LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 
-LOOK_EVERY_S = 0.1
 KNOCK_AGAIN_S = 1.0
 """After one that failed, or that the first connection has overtaken."""
 
@@ -19,8 +18,8 @@ KNOCK_AGAIN_S = 1.0
 async def keep_second_way(link: Link, knock: Callable[[], Awaitable[Knock]]) -> None:
     """Minds a link that this end has dialled, until cancelled. `knock` raises LinkError."""
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        if not link.seems_dead():
+        if (wait_s := link.seems_dead_in_s()) > 0.0:
+            await asyncio.sleep(wait_s)
             continue
         try:
             found = await knock()

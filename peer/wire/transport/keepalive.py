@@ -123,11 +123,13 @@ class KeepAlive:
         """How long the other end has been silent, as far as it is to blame."""
         return now_s - max(self.heard_s, self._patient_from_s)
 
-    def seems_dead(self, now_s: float, rtt_s: float) -> bool:
-        """Whether a ping should have been answered by now, and nothing came for SILENT_S."""
-        if self._asked_s <= self.heard_s or self.silent_s(now_s) < SILENT_S:
-            return False
-        return now_s - max(self._asked_s, self._patient_from_s) >= LATE_S + 2 * rtt_s
+    def seems_dead_s(self, now_s: float, rtt_s: float) -> float:
+        """When the connection will seem dead if nothing comes: nothing did for SILENT_S, and a ping should have been
+        answered. Until a ping is under way, the time at which to ask again, before which it cannot seem so."""
+        silent_s = max(self.heard_s, self._patient_from_s) + SILENT_S
+        if self._asked_s <= self.heard_s:
+            return max(silent_s, now_s + TICK_S)
+        return max(silent_s, max(self._asked_s, self._patient_from_s) + LATE_S + 2 * rtt_s)
 
     def excuse(self, now_s: float) -> None:
         """Excuses the silence so far: it is not the other end's fault."""

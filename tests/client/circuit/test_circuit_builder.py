@@ -175,6 +175,15 @@ async def test_a_warm_hop_that_does_not_get_ready_is_left_for_another_while_ther
 
 
 @asynchronous
+async def test_a_warm_hop_that_says_that_its_engine_stands_still_is_left_at_its_first_word() -> None:
+    low, high, spare = FakePeer(LOW), FakePeer(HIGH), FakePeer(HIGH, layer_ms=5.0)
+    high.polls_until_ready, high.computing_ms, high.expected_ms = 10**6, 1500, 20
+    formed = await Forming(low, high, spare).form(60.0)
+    assert formed.route.peer_ids == (low.peer_id, spare.peer_id)
+    assert high.asked.count("await_ready") == 1
+
+
+@asynchronous
 async def test_a_hop_that_falls_silent_when_it_has_granted_is_left_for_another_while_there_is_time() -> None:
     low, high, spare = FakePeer(LOW), FakePeer(HIGH), FakePeer(HIGH, layer_ms=5.0)
     high.says_ready, high.silent = False, {"await_ready"}

@@ -15,7 +15,7 @@ from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 seconds = st.floats(0.0, 100.0)
-answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds), min_size=1, max_size=6).map(
+answers = st.lists(st.tuples(st.none() | st.floats(0.0, 2.0), seconds, seconds), min_size=1, max_size=6).map(
     lambda drawn: [SignOfLife(f"hop {at}", *one) for at, one in enumerate(drawn)]
 )
 
@@ -31,6 +31,15 @@ def test_hops_are_asked_after_what_a_token_takes_and_then_ever_more_rarely(
     pauses_s = [after - before for before, after in pairwise(times_s)]
     assert all(0 < pause_s <= patience.ASK_LONGEST_S + 1e-9 for pause_s in pauses_s)
     assert all(after >= before - 1e-9 for before, after in pairwise(pauses_s))
+
+
+@given(seconds, seconds)
+def test_an_epoch_that_was_prepared_has_longer_to_begin_than_a_token_to_come(
+    predicted_s: float, measured_s: float
+) -> None:
+    begins_s = patience.begin_after_s(predicted_s, measured_s)
+    asks_s = ask_after_s(predicted_s, measured_s, 0, is_first=False)
+    assert begins_s >= min(asks_s + patience.LEAST_BEGIN_S - patience.ASK_NEXT_S, 2 * asks_s)
 
 
 @given(answers, st.floats(0.0, 5.0))
@@ -58,6 +67,8 @@ def test_who_has_answered_and_computes_nothing_long_is_never_at_fault(
     else:
         assert all(sign.after_s is not None for sign in signs)
         assert fault.computing_s > max(patience.LEAST_STUCK_S, patience.STUCK * token_s)
+        assert fault.computing_s > patience.STUCK * fault.expected_s
+        assert fault.expected_s or fault.computing_s > patience.LEAST_UNPREDICTED_S
 
 
 def test_one_silent_hop_among_others_is_at_fault_and_silence_all_around_is_nobodys() -> None:
@@ -72,6 +83,13 @@ def test_a_stuck_engine_is_at_fault_unless_several_say_that_theirs_is() -> None:
     idle, stuck = SignOfLife("idle", 0.01), SignOfLife("stuck", 0.01, math.inf)
     assert hop_at_fault([idle, stuck], 0.1) == stuck
     assert hop_at_fault([stuck, stuck], 0.1) is None
+
+
+def test_an_engine_is_stuck_sooner_where_its_peer_says_what_its_work_should_take() -> None:
+    idle, quick = SignOfLife("idle", 0.01), SignOfLife("quick", 0.01, 1.5, 0.02)
+    assert hop_at_fault([idle, quick], 0.1) == quick
+    assert hop_at_fault([idle, SignOfLife("an older peer", 0.01, 1.5)], 0.1) is None
+    assert hop_at_fault([idle, SignOfLife("at a long prompt", 0.01, 1.5, 0.5)], 0.1) is None
 
 
 @asynchronous

@@ -37,9 +37,13 @@ async def test_a_client_that_asks_gets_int8_links_and_one_that_does_not_gets_exa
         said: list[str] = []
         async with (
             AsyncSwarm(
-                BUNDLED, initial_peers=swarm.addresses, activation_codec="int8", report=said.append
+                BUNDLED,
+                initial_peers=swarm.addresses,
+                activation_codec="int8",
+                speculation="off",
+                report=said.append,
             ) as asking,
-            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as exact,
+            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses, speculation="off") as exact,
         ):
             ids = references.ids(bundled_folder(), PROMPT)
             coded = await generate(asking, ids, NEW_TOKENS)

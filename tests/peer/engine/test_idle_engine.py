@@ -1,6 +1,7 @@
 """Work that nobody waits for is done while the engine has none; work that somebody waits for also between two steps."""
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import pytest
@@ -90,3 +91,20 @@ async def test_an_engine_that_is_never_idle_does_what_is_short_now_and_then_and_
         assert all(count > 1 for count in between), "steps go on in between"
         steps.ends = True
         await until(lambda: thread.is_idle)
+
+
+@asynchronous
+async def test_the_engine_says_how_long_it_has_been_at_its_work_and_what_that_should_take() -> None:
+    async with EngineThread() as thread:
+        assert (thread.busy_s, thread.expected_ms) == (0.0, None)
+        goes_on = threading.Event()
+        ended: list[object] = []
+        thread.begin(goes_on.wait, ended.append, lambda: 7.0)
+        await until(lambda: thread.busy_s > 0)
+        assert thread.expected_ms == 7.0
+        loading = asyncio.create_task(thread.call_long(goes_on.wait))
+        quick = asyncio.create_task(thread.call(goes_on.wait))
+        goes_on.set()
+        await asyncio.gather(loading, quick)
+        await until(lambda: thread.is_idle)
+        assert (thread.busy_s, thread.expected_ms, ended) == (0.0, None, [True])

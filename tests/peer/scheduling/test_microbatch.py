@@ -199,6 +199,11 @@ def test_every_step_runs_exactly_once(waiting: list[tuple[int, bool, int]]) -> N
         ]
 
 
+def drawing_rows(pending: PendingStep) -> int:
+    """Rows behind which a token may be drawn: of a decode every one, of a prefill the last."""
+    return 1 if pending.prefill else pending.tokens
+
+
 class QueueMachine(RuleBasedStateMachine):
     """The queue beside plain lists, which say what could run and since when."""
 
@@ -260,7 +265,9 @@ class QueueMachine(RuleBasedStateMachine):
         if not batch:
             return
         chosen = [int.from_bytes(pending.session.session) for pending in batch]
-        assert len(set(chosen)) == len(chosen) <= self.limits.max_sessions
+        assert len(set(chosen)) == len(chosen)
+        drawing = sum(map(drawing_rows, batch))
+        assert drawing <= self.limits.max_sessions or len(batch) == 1
         assert {pending.span for pending in batch} == {batch[0].span}
         assert [pending.prefill for pending in batch] == sorted(pending.prefill for pending in batch)
         assert [self.steps[session][0] for session in chosen] == list(batch)
@@ -268,11 +275,13 @@ class QueueMachine(RuleBasedStateMachine):
         assert any(self.goes_for(session, batch) for session in first)
         tokens = sum(pending.tokens for pending in batch)
         assert tokens <= self.limits.max_tokens or len(batch) == 1
-        if len(batch) < self.limits.max_sessions:
-            left = [steps[0] for session, steps in self.steps.items() if session not in chosen]
-            assert all(
-                one.span != batch[0].span or tokens + one.tokens > self.limits.max_tokens for one in left
-            )
+        left = [steps[0] for session, steps in self.steps.items() if session not in chosen]
+        assert all(
+            one.span != batch[0].span
+            or tokens + one.tokens > self.limits.max_tokens
+            or drawing + drawing_rows(one) > self.limits.max_sessions
+            for one in left
+        )
         for session in chosen:
             del self.since[session]
             del self.steps[session][0]

@@ -33,6 +33,10 @@ FULL_S = 5.0
 PAUSE_S = (1.0, 3.0)
 """From one fault to the next."""
 TIMEOUT_S = 60.0
+ENDING = frozenset({"kill", "restart", "stop", "partition", "stall"})
+"""Faults for which a session has to do without their victim. Those of a cut link or a full disk it is to outlive on it:
+the link is dialled again, and nothing that is served needs the disk."""
+KINDS = ENDING | {"cut", "full disk"}
 
 
 class StallableSwarm(ForkedSwarm):
@@ -53,6 +57,10 @@ class Served:
     circuits: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     """By kind; the victim of each was in use."""
+    noticed: Counter[str] = field(default_factory=Counter)
+    """By kind: sessions that were using the victim then and went on without it."""
+    recoveries_s: list[float] = field(default_factory=list)
+    """From each loss to the next token."""
 
 
 class Chaos:
@@ -67,7 +75,8 @@ class Chaos:
         self._ports = free_ports(HOLDERS * len(spans))
         self._proxies = [CuttingProxy() for _ in (*self._ports, "client")]
         self._connection: SwarmConnection | None = None
-        self._running: set[ClientSession] = set()
+        self._running: dict[ClientSession, list[tuple[str, str]]] = {}
+        """With the faults that have befallen hops of theirs: which, and whose."""
         self._ailing: set[int] = set()
         """Peers that have been struck and are not what they were."""
 
@@ -92,16 +101,22 @@ class Chaos:
         """The tokens of one generation."""
         assert self._connection is not None
         session = ClientSession(CircuitBuilder(self._connection, self._spec), request)
-        self._running.add(session)
+        befallen: list[tuple[str, str]] = []
+        self._running[session] = befallen
         try:
             tokens = [token async for token in session.tokens(TIMEOUT_S)]
         finally:
-            self._running.discard(session)
+            del self._running[session]
         assert [token.position for token in tokens] == list(
             range(len(request.prompt), len(request.prompt) + len(tokens))
         )
         self.served.generations += 1
         self.served.circuits += session.log.epochs
+        self.served.recoveries_s += [one.seconds for one in session.log.recoveries]
+        assert session.log.route is not None
+        left = {loss.peer_id for loss in session.log.losses}
+        for kind, peer_id in befallen:
+            self.served.noticed[kind] += peer_id in left or peer_id not in session.log.route.peer_ids
         return tuple(token.token_id for token in tokens)
 
     async def serve_and_strike(
@@ -110,7 +125,7 @@ class Chaos:
         """Serves each request undisturbed, then all of them again and again, so many together, among faults."""
         for number, request in enumerate(requests):
             self.served.tokens[number] = await self.generate(request)
-        self.served.generations = self.served.circuits = 0
+        self.served = Served(self.served.tokens)
         clock = asyncio.get_running_loop().time
         until_s, turns = clock() + for_s, iter(range(10**9))
 
@@ -133,9 +148,8 @@ class Chaos:
 
     def _strike(self) -> Awaitable[None] | None:
         """The next fault, if a peer is in use whose span has another holder."""
-        used = {
-            hop.peer_id for one in self._running if one.log.route is not None for hop in one.log.route.hops
-        }
+        routes = {one: one.log.route for one in self._running if one.log.route is not None}
+        used = {hop.peer_id for route in routes.values() for hop in route.hops}
         peers = {int(peer.name.removeprefix("peer-")): peer for peer in self._swarm.peers}
         able = [
             number
@@ -151,12 +165,16 @@ class Chaos:
             "full disk": self._fill,
             "restart": self._restart,
         }
+        assert kinds.keys() == KINDS
         kind = self._draw.choice(sorted(kinds))
         if not able:
             return None
         number = self._draw.choice(able)
         self._ailing.add(number)
         self.served.faults[kind] += 1
+        for session, route in routes.items():
+            if peers[number].peer_id in route.peer_ids:
+                self._running[session].append((kind, peers[number].peer_id))
         return self._suffer(number, kinds[kind](number, peers[number]))
 
     async def _suffer(self, number: int, fault: Awaitable[None]) -> None:

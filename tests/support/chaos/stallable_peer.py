@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from molink.peer.commands import cli
-from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.engine_thread import EngineThread, ExpectedMs
 from molink.peer.serving import data_plane
 
 STALL_S = 6.0
@@ -32,12 +32,14 @@ class StallableThread(EngineThread):
 
     stall = Stall()
 
-    def begin(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def begin(
+        self, function: Callable[[], Any], done: Callable[[Any], None], *expected_ms: ExpectedMs
+    ) -> None:
         def computed() -> object:
             self.stall.wait()
             return function()
 
-        super().begin(computed, done)
+        super().begin(computed, done, *expected_ms)
 
 
 data_plane.EngineThread = StallableThread  # type: ignore[misc]

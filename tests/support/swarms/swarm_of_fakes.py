@@ -32,8 +32,8 @@ class FakePeer:
         """Requests that are taken and never answered: the link says so at once, or waits in `hang`."""
         self.hang: asyncio.Event | None = None
         self.polls_until_ready = 0
-        self.computing_ms = 0
-        """For how long it says that its engine has been at one piece of work."""
+        self.computing_ms = self.expected_ms = 0
+        """For how long it says that its engine has been at one piece of work, and how long that should take."""
         self.says_ready = True
         """Whether its answer to a reservation says that it is ready, too."""
         self.held_tokens = self.least_held_tokens = 0
@@ -84,6 +84,7 @@ class FakePeer:
             held_tokens=self.held_tokens,
             least_held_tokens=self.least_held_tokens,
             computing_ms=self.computing_ms,
+            expected_ms=self.expected_ms,
         )
         return pb.Response(readiness=readiness), memoryview(b"")
 
