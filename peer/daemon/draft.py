@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +41,9 @@ def guesses_of(option: str, model: LocalModel, memory_bytes: int | None) -> tupl
         told = announced if option == "auto" else announced[:1]
         return HeadGuesses(tables=option == "auto", announced=told), 0
     draft = open_draft(option, model.spec.name, model.manifest.files, memory_bytes)
-    announced += (announced_draft(option, model.manifest.files[TOKENIZER], draft),)
-    guesses = HeadGuesses(tables=True, draft=draft, announced=announced)
+    measured = announced_draft(option, model.manifest.files[TOKENIZER], draft)
+    draft = replace(draft, guess_ms=measured.guess_ms)
+    guesses = HeadGuesses(tables=True, draft=draft, announced=(*announced, measured))
     return guesses, draft_bytes(draft)
 
 

@@ -35,16 +35,17 @@ def of_activations(
     if all(session is None or session.ended for session in found):
         return
     parts = read_activations(frame.payload, header, spec)
-    encoded = rows_as_they_came(frame.payload, header)
+    logged = [session for session in found if session is not None and session.inputs is not None]
+    encoded = rows_as_they_came(frame.payload, header) if logged else ()
     rows: list[ArrivedRows[ServedSession, StepPayload]] = []
-    for row, part, as_came, session in zip(header.rows, parts, encoded, found, strict=True):
+    for place, (row, part, session) in enumerate(zip(header.rows, parts, found, strict=True)):
         if session is None or session.is_head or session.previous_peer_id != peer_id:
             continue  # this peer is not that hop's next one, whatever the client told that hop
         fault = fault_of_rows(header, row, part, session)
         if fault is not None:
             yield events.FaultFound(session, peer_id, fault)
             continue
-        came = b"" if session.inputs is None else bytes(as_came)
+        came = b"" if session.inputs is None else bytes(encoded[place])
         payload = StepPayload(hidden=part, encoded=came, timings=tuple(row.timings))
         draws = row.guesses + 1 if row.sample else 0
         rows.append((session, row.step, row.rows, draws, row.prefill, row.position, payload))

@@ -6,7 +6,7 @@ without it.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
@@ -110,25 +110,24 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     stepped, result = _step(engine, span, inputs, failures)
     if result is None:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
-    output = drawn(engine, stepped, result, started_s)
-    return replace(
-        output,
-        compute_s=time.perf_counter() - started_s,
-        work=None if failures or any(map(scores_of, stepped)) else work,  # scoring takes longer than steps do
-        failures=(*failures, *output.failures),
-    )
+    scores = any(map(scores_of, [one for one in stepped if one.prefill]))  # that takes longer than steps do
+    return drawn(engine, stepped, result, started_s, None if failures or scores else work, failures)
 
 
 def drawn(
-    engine: StageEngine, inputs: tuple[StepInput, ...], result: StepResult, started_s: float
+    engine: StageEngine,
+    inputs: tuple[StepInput, ...],
+    result: StepResult,
+    started_s: float,
+    work: StepWork | None = None,
+    failed_before: Sequence[StepFailure] = (),
 ) -> StepOutput:
-    """What the engine gave for these, on the host, and tokens where that is logits: when it returns, the step is over
-    on the device too."""
+    """What the engine gave for these, on the host, and tokens where that is logits: the step is over on the device too
+    then. `work` and `failed_before` are the step's own."""
     if isinstance(result, torch.Tensor) and inputs[0].session.span.stop < engine.spec.layers:
-        if result.is_cpu:
-            return StepOutput(inputs, result, (), (), started_s, 0.0, None)
-        frames = _encoded(engine, inputs, result)
-        return StepOutput(inputs, None, (), (), started_s, 0.0, None, frames=frames)
+        hidden, frames = (result, ()) if result.is_cpu else (None, _encoded(engine, inputs, result))
+        taken_s = time.perf_counter() - started_s
+        return StepOutput(inputs, hidden, (), (), started_s, taken_s, work, tuple(failed_before), frames)
     asked = [one for one in inputs if one.draws and one.session.cache]
     if not asked:
         engine.to_host(())
@@ -150,8 +149,8 @@ def drawn(
     if failures:
         inputs = tuple(one for one in inputs if id(one) not in failures)
         positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failures]
-    failed = tuple(failures.values())
-    return StepOutput(inputs, None, tuple(sampled), tuple(positions), started_s, 0.0, None, failed)
+    failed, taken_s = (*failed_before, *failures.values()), time.perf_counter() - started_s
+    return StepOutput(inputs, None, tuple(sampled), tuple(positions), started_s, taken_s, work, failed)
 
 
 def _drawn_of(one: StepInput, position: int, outcomes: Sequence[Outcome]) -> tuple[Sampled, ...] | Exception:
@@ -187,7 +186,7 @@ def _begun(
         try:
             if cache.length != one.position:
                 engine.begin_behind(cache, one.position)
-            if one.guesses and one.session.is_tail:
+            if one.draws > 1 and one.session.is_tail:
                 one.payload.guesses = _known_guesses(one)
             if one.draws and (drawing := one.session.drawing) is not None:
                 drawing.go_to(one.position + one.tokens - one.guesses)
@@ -216,14 +215,15 @@ def _step(
     All rows together if that can be, else one half after the other: the KV cache may have no room for all at once, and
     what is wrong with one session is found so. A step that fails leaves caches as they were, or they are cut back.
     """
+    ends = span.stop == engine.spec.layers
     rows = [
         Rows(
             cache,
             one.tokens,
             one.payload.token_ids,
             one.draws,
-            _requests(one, cache.length + one.tokens - one.guesses) if one.draws else (),
-            scores_of(one),
+            _requests(one, cache.length + one.tokens - one.guesses) if ends and one.draws else (),
+            scores_of(one) if one.prefill else None,
         )
         for one in inputs
         if (cache := one.session.cache) is not None

@@ -43,10 +43,12 @@ class DecodeReports:
 
 def _decode_batch(steps: Sequence[HopStep[Any, Any]], now_s: float) -> DecodeBatch | None:
     """The decode steps among these, as of now; None if there are none."""
-    decode = [one for one in steps if not one.prefill]
-    if not decode:
+    rows, following, place = 0, set(), None
+    for one in steps:
+        if not one.prefill:
+            rows += one.tokens
+            following.add(one.session.next_peer_id)
+            place = place or one.session.place
+    if place is None:
         return None
-    sessions = [one.session for one in decode]
-    following = frozenset([session.next_peer_id for session in sessions])
-    place = sessions[0].place
-    return DecodeBatch(now_s, sum([one.tokens for one in decode]), following, place.stages, place.hop)
+    return DecodeBatch(now_s, rows, frozenset(following), place.stages, place.hop)

@@ -32,8 +32,10 @@ class Head(Generic[Session, Payload]):
         """The next steps that wait for their circuit."""
         self._prefilling: set[Session] = set()
         """Sessions that wait for their first token."""
+        self.has_guessed = False
+        """Whether steps have begun with guesses since `take_guessed` was asked last."""
         self._guessed: dict[str, list[GuessedStep[Session, Payload]]] = {}
-        """Steps that have begun with guesses, by the tail that has not been told of these."""
+        """Those steps, by the tail that has not been told of these guesses."""
         self._lone: dict[Session, TripBegun] = {}
         """The latest trips of sessions that this hop is the whole circuit of: they step with whatever waits here."""
 
@@ -109,6 +111,7 @@ class Head(Generic[Session, Payload]):
             most = most_guesses(session, self._settings.most_step_tokens)
             payload, trip = progress.guesser.propose(payload, most, self._load_of(session))
             if trip.guesses and not session.is_tail:
+                self.has_guessed = True
                 self._guessed.setdefault(session.previous_peer_id, []).append((session, step, payload))
         progress.guesses = trip.guesses
         self._prefilling.discard(session)
@@ -120,9 +123,7 @@ class Head(Generic[Session, Payload]):
 
     def take_guessed(self) -> Iterable[tuple[str, list[GuessedStep[Session, Payload]]]]:
         """By tail: the steps that have begun with guesses since this was asked last."""
-        if not self._guessed:
-            return ()
-        guessed, self._guessed = self._guessed, {}
+        guessed, self._guessed, self.has_guessed = self._guessed, {}, False
         return guessed.items()
 
     def _load_of(self, session: Session) -> TripLoad:

@@ -86,7 +86,8 @@ class HopCore(Generic[Session, Payload]):
             self._on_slice(event, now_s)
         else:
             self._on_rare(event, now_s)
-        effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
+        if self._head.has_guessed:
+            effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
         if (news := self._turns.take_news()) is not None:
             effects.append(news)
         if self._head.has_waiting:
@@ -249,8 +250,7 @@ class HopCore(Generic[Session, Payload]):
         self._head.record_computed([one.session for one in steps])
         self._begin_steps(now_s)
         self._turns.record_computed(steps, now_s)
-        credited = credits_by_hop(steps)
-        self._effects += [events.SendWindowUpdate(peer_id, stepped) for peer_id, stepped in credited.items()]
+        self._effects += [events.SendWindowUpdate(*credited) for credited in credits_by_hop(steps).items()]
         through = event.through
         for one, detail in event.failures:
             self._fail(one.session, self._settings.peer_id, "engine", detail)
@@ -340,7 +340,7 @@ class HopCore(Generic[Session, Payload]):
         progress, settings, due = session.progress, self._settings, session.prefill
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
-        fault = fault_of_guesses(tokens, draws, prefill=prefill)
+        fault = fault_of_guesses(tokens, draws, prefill=prefill) if tokens > 1 or draws > 1 else None
         fault = fault or settings.fault_of_step(session, step, position, tokens, prefill=prefill)
         if fault is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)

@@ -214,14 +214,15 @@ def due_of_prompt(session: HopSession, position: int, tokens: int, now_s: float)
 def work_of(steps: Sequence[HopStep[Session, Payload]], layers: int) -> StepWork:
     """What these steps of one span take to compute, for whoever predicts it, in a model of so many layers."""
     span = steps[0].session.span
-    contexts = [one.position + at for one in steps if not one.prefill for at in range(one.tokens)]
-    return StepWork(
-        layers=len(span),
-        starts=span.start == 0,
-        ends=span.stop == layers,
-        decode_contexts=tuple(contexts),
-        prefills=tuple((one.tokens, one.position) for one in steps if one.prefill),
-    )
+    decode_contexts: list[int] = []
+    prefills: list[tuple[int, int]] = []
+    for one in steps:
+        if one.prefill:
+            prefills.append((one.tokens, one.position))
+        else:
+            decode_contexts += range(one.position, one.position + one.tokens)
+    ends = span.start == 0, span.stop == layers
+    return StepWork(len(span), *ends, tuple(decode_contexts), tuple(prefills))
 
 
 @dataclass(frozen=True, slots=True)

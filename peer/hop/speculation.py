@@ -5,7 +5,7 @@ the circuit yields one token, and one more for each guess that was right. Every 
 next step begins. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
 from molink.peer.hop.session import DrawnToken, HopSession, Payload, Session
@@ -39,9 +39,11 @@ def most_guesses(session: HopSession, most_step_tokens: int) -> int:
 
 
 def trips_of(
-    drawn: Iterable[DrawnToken[Session, Payload]],
+    drawn: Sequence[DrawnToken[Session, Payload]],
 ) -> list[list[DrawnToken[Session, Payload]]]:
     """The tokens by the step that they were drawn in, where those of one step stand one behind the other."""
+    if len(drawn) < 2:
+        return [[*drawn]] if drawn else []
     trips: list[list[DrawnToken[Session, Payload]]] = []
     latest: DrawnToken[Session, Payload] | None = None
     for token in drawn:

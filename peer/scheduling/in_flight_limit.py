@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
-from molink.peer.scheduling.trip_load import BatchLoad, TripBegun, TripLoad
+from molink.peer.scheduling.trip_load import NO_GUESSES, BatchLoad, TripBegun, TripLoad
+from molink.peer.scheduling.trip_times import TripTimes
 from molink.routing.cost.pipeline import PipelineStage
 from molink.shards.spec import Span
 
@@ -23,10 +24,6 @@ Circuit: TypeAlias = tuple[tuple[str, Span], ...]
 SessionT = TypeVar("SessionT")
 MOST_HELD_S = 1.0
 """No session is held longer, whatever was predicted."""
-UNPREDICTED = 1.25
-"""A trip that takes longer than predicted by this factor has waited: predictions are not better than that."""
-WAIT_WEIGHT = 0.2
-"""Of the latest trip in the average of how long trips wait."""
 ROWS_WEIGHT = 0.1
 """Of the latest trips of all sessions in the average of their rows."""
 OTHER_ROWS = 1.25
@@ -46,6 +43,10 @@ class _MicroBatch(Generic[SessionT]):
     """Of the rows."""
     predicted_ms: float = 0.0
     """0: nobody has predicted it."""
+    lengthened_ms: float = 0.0
+    """Of that, what guesses make."""
+    guessing_ms: float = 0.0
+    """That guessing took, before it left."""
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class _CircuitState(Generic[SessionT]):
     """The latest one."""
     iteration_s: float = 0.0
     """Of the micro-batch that came back last."""
-    waited_ms: float = 0.0
-    """By how much micro-batches took longer than predicted, of late."""
+    times: TripTimes = field(default_factory=TripTimes)
+    """What micro-batches took, beside what was predicted."""
     rows_each: float = 1.0
     """Of a session's trips, of late: with guesses more than one."""
     planned_rows: float = 0.0
@@ -110,8 +111,8 @@ class InFlightLimit(Generic[SessionT]):
         if (done := _remove(state, session)) is not None:
             state.iteration_s = now_s - done.begun_s
             if done.predicted_ms:
-                waited_ms = max(0.0, 1000 * state.iteration_s - UNPREDICTED * done.predicted_ms)
-                state.waited_ms += WAIT_WEIGHT * (waited_ms - state.waited_ms)
+                taken_ms = 1000 * state.iteration_s - done.guessing_ms
+                state.times.record(done.predicted_ms, done.lengthened_ms, taken_ms)
         state.ready.setdefault(session, now_s)
 
     def record_computed(self, keys: Iterable[SessionT]) -> None:
@@ -152,20 +153,29 @@ class InFlightLimit(Generic[SessionT]):
         micro-batch count as what has been recorded of theirs, and as one row before that."""
         state = self._state_of[session]
         own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
-        beside = BatchLoad(own.rows - 1, own.tokens - 1, own.guesses) if own.rows > 1 else None
+        beside = None
+        if own.rows > 1:
+            beside = BatchLoad(own.rows - 1, own.tokens - 1, own.guesses, own.guessing_ms)
         others = tuple(
-            BatchLoad(one.rows, one.tokens, one.guesses) for one in state.in_flight if one is not own
+            BatchLoad(one.rows, one.tokens, one.guesses, one.guessing_ms)
+            for one in state.in_flight
+            if one is not own
         )
-        return TripLoad(beside, others, state.waited_ms, not all(state.sessions.values()), prompts)
+        has_bystanders, times = not all(state.sessions.values()), state.times
+        return TripLoad(beside, others, times.waited_ms, has_bystanders, times.lengthens, prompts)
 
     def record_begun(self, session: SessionT, trip: TripBegun) -> None:
         """That trip of a session that was released last has begun."""
         state = self._state_of[session]
+        if trip is NO_GUESSES and state.rows_each == state.planned_rows == 1:
+            return  # nothing is guessed here
         own = next(batch for batch in reversed(state.in_flight) if session in batch.awaited)
         own.rows += trip.guesses
         own.guesses += trip.guesses
         own.tokens += trip.tokens - 1
         own.predicted_ms = max(own.predicted_ms, trip.predicted_ms)
+        own.lengthened_ms = max(own.lengthened_ms, trip.lengthened_ms)
+        own.guessing_ms += trip.guessing_ms
         state.rows_each += ROWS_WEIGHT / len(state.sessions) * (1 + trip.guesses - state.rows_each)
         if not state.planned_rows / OTHER_ROWS < state.rows_each < state.planned_rows * OTHER_ROWS:
             state.planned_rows = 0.0

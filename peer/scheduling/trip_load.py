@@ -12,6 +12,8 @@ class BatchLoad:
     """That its trips are expected to bring."""
     guesses: int = 0
     """Of the rows: the others are one for each session."""
+    guessing_ms: float = 0.0
+    """That its head took to guess, before it left."""
 
     @property
     def sessions(self) -> int:
@@ -31,6 +33,8 @@ class TripLoad:
     """By how much trips of late took longer than predicted: they waited for engines that others use."""
     has_bystanders: bool = False
     """Whether sessions are among these whose tokens nobody guesses."""
+    lengthens: float = 1.0
+    """By how many milliseconds trips of late took longer for each that guesses were predicted to lengthen them by."""
     prompts: int = 0
     """Sessions that wait for their first token: what decode takes of an uplink, their prompts wait for."""
 
@@ -46,7 +50,11 @@ class TripBegun:
     tokens: float = 1.0
     """That it is expected to bring."""
     predicted_ms: float = 0.0
-    """What it is predicted to take; 0: nobody has predicted it."""
+    """What it is predicted to take beside the guessing; 0: nobody has predicted it."""
+    lengthened_ms: float = 0.0
+    """Of that, what guesses make, those of who travels along too."""
+    guessing_ms: float = 0.0
+    """That its head took to guess."""
 
 
 NO_GUESSES = TripBegun(0)

@@ -12,6 +12,8 @@ from molink.peer.speculation.ngram_tables import STRENGTHS_OF_CONTEXT
 GuessKind: TypeAlias = tuple[str, int]
 """Source, and how strong it says that the guess is."""
 LOOKUP, TABLE, PREDICTION, DRAFT, GRAMMAR = "lookup", "table", "prediction", "draft", "grammar"
+OVERALL = -1
+"""The strength of all guesses of a source together, as long as it is not asked for them."""
 PRIOR_GUESSES = 4
 """For how many guesses of a kind what is known beforehand counts."""
 REMEMBERED_GUESSES = 24
@@ -19,7 +21,7 @@ REMEMBERED_GUESSES = 24
 
 
 def _beforehand(
-    lookup: Sequence[float], table: Sequence[float], draft: Sequence[float]
+    lookup: Sequence[float], table: Sequence[float], draft: Sequence[float], drafted: float
 ) -> Mapping[GuessKind, float]:
     return MappingProxyType(
         {
@@ -27,6 +29,7 @@ def _beforehand(
             **{(TABLE, STRENGTHS_OF_CONTEXT + at): chance for at, chance in enumerate(table)},
             **{(PREDICTION, bits): 0.8 for bits in range(RESUMED, STRONGEST + 1)},
             **{(DRAFT, eighths): chance for eighths, chance in enumerate(draft)},
+            (DRAFT, OVERALL): drafted,
             (GRAMMAR, 0): 0.9,
         }
     )
@@ -36,14 +39,17 @@ GREEDY = _beforehand(
     (0.35, 0.6, 0.75, 0.8, 0.9),
     (0.2, 0.25, 0.45, 0.35, 0.5, 0.6, 0.5, 0.6, 0.75, 0.65, 0.8, 0.9),
     (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    0.66,
 )
 SAMPLED = _beforehand(
     (0.15, 0.3, 0.6, 0.65, 0.75),
     (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9),
     (0.1, 0.2, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9),
+    0.39,
 )
 """What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8: of tables
-by length of context, and then by how often it was seen; of a draft model by the probability that it gives."""
+by length of context, and then by how often it was seen; of a draft model by the probability that it gives,
+and what its card says of all its guesses."""
 
 
 @dataclass(slots=True)

@@ -60,6 +60,8 @@ class DraftModel:
     norm: Floats
     head: Floats
     """[hidden, vocabulary]."""
+    guess_ms: float = 0.0
+    """That a guess was measured to take; 0: it was not."""
 
     @property
     def size_bytes(self) -> int:
@@ -152,6 +154,13 @@ class DraftLookup:
         self._cache = DraftCache(model)
         self._tokens: list[int] = []
         """The end of the sequence that the model sees, from the first token that it saw on."""
+        self.unasked_trips = 0
+        """In a row: the latest ones, for which nothing was asked."""
+
+    @property
+    def guess_ms(self) -> float:
+        """As `DraftModel.guess_ms`."""
+        return self._model.guess_ms
 
     def begin_with(self, tokens: Sequence[int]) -> None:
         """The sequence begins with these."""

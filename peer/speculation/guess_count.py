@@ -64,8 +64,14 @@ class CircuitCosts:
         return max(self.of_rows(rows).way_ms, self.pace_ms(rows, self.busy_ms(other_sizes)))
 
 
-def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = ALONE) -> int:
-    """How many of the guesses travel, given how likely each is right if those before it are: the first so many.
+def guess_count(
+    chances: Sequence[float], costs: CircuitCosts, load: TripLoad = ALONE, guess_ms: float = 0.0
+) -> int:
+    """How many of the guesses travel, given how likely each is right if those before it are: the first so many. Each
+    is still to be guessed, which takes the head so long.
+
+    What guesses lengthen a trip by counts as many times as it was measured to be more than predicted. Guessing for all
+    sessions is one head's work: who travels along waits for it, and no trip takes less than all of it.
 
     Where trips take longer than predicted because they wait for engines, a row counts for what it makes others wait as
     well: in a queue the delay of all that one piece of work causes is that work over the idle share. Where prompts are
@@ -85,15 +91,18 @@ def guess_count(chances: Sequence[float], costs: CircuitCosts, load: TripLoad = 
         pace_ms = costs.pace_ms(rows, others_ms) + load.waited_ms
         return max(way_ms, pace_ms), pace_ms
 
-    most_ms = math.inf
-    if load.has_bystanders:
-        unguessed_ms = costs.busy_ms([one.sessions for one in load.others])
-        most_ms = BYSTANDERS_WAIT * trip_ms(beside.sessions + 1, unguessed_ms)[0]
+    unguessed_ms = trip_ms(beside.sessions + 1, costs.busy_ms([one.sessions for one in load.others]))[0]
+    most_ms = BYSTANDERS_WAIT * unguessed_ms if load.has_bystanders else math.inf
+    others_guessing_ms = sum([one.guessing_ms for one in load.others])
     best, most_tokens_per_ms, tokens = 0, 0.0, beside.tokens
     for guesses, together in enumerate(accumulate(chances, mul, initial=1.0)):
         tokens += together
         rows = beside.rows + 1 + guesses
         taken_ms, pace_ms = trip_ms(rows, others_ms)
+        guessing_ms = beside.guessing_ms + guesses * guess_ms
+        pace_ms = max(pace_ms, others_guessing_ms + guessing_ms)
+        taken_ms += (load.lengthens - 1) * max(0.0, taken_ms - unguessed_ms) + guessing_ms
+        taken_ms = max(taken_ms, pace_ms)
         if guesses and taken_ms > most_ms:
             break
         delayed_ms = load.prompts * (costs.of_rows(rows).sent_ms - first.sent_ms)
@@ -109,6 +118,13 @@ def predicted_ms(costs: CircuitCosts, guesses: int, load: TripLoad = ALONE) -> f
     """What a trip with so many guesses takes beside that load, if nothing waits for what others use."""
     beside_rows = 0 if load.beside is None else load.beside.rows
     return costs.trip_ms(beside_rows + 1 + guesses, [one.rows for one in load.others])
+
+
+def lengthened_ms(costs: CircuitCosts, guesses: int, load: TripLoad = ALONE) -> float:
+    """How much of `predicted_ms` guesses make, those of others too."""
+    beside_sessions = 0 if load.beside is None else load.beside.sessions
+    without_ms = costs.trip_ms(beside_sessions + 1, [one.sessions for one in load.others])
+    return max(0.0, predicted_ms(costs, guesses, load) - without_ms)
 
 
 def _costs(stages: Sequence[PipelineStage], rows: int) -> StepCosts:

@@ -16,15 +16,16 @@ from molink.peer.speculation.acceptance import (
     GRAMMAR,
     GREEDY,
     LOOKUP,
+    OVERALL,
     PREDICTION,
     SAMPLED,
     TABLE,
     Acceptance,
     GuessKind,
 )
-from molink.peer.speculation.draft_model import DraftLookup, DraftModel
+from molink.peer.speculation.draft_model import MOST_DRAFTED, DraftLookup, DraftModel
 from molink.peer.speculation.expected_tokens import ExpectedTokens
-from molink.peer.speculation.guess_count import CircuitCosts, guess_count, predicted_ms
+from molink.peer.speculation.guess_count import CircuitCosts, guess_count, lengthened_ms, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
 from molink.routing.cost.pipeline import PipelineStage
@@ -32,7 +33,8 @@ from molink.routing.cost.pipeline import PipelineStage
 MOST_GUESSES = 15
 """Of one trip."""
 DRAFTED_EVERY = 8
-"""Where no guess travels, a draft model is asked for guesses at every eighth trip."""
+"""Where no guess travels, or its guesses are not expected to pay, a draft model is asked for some at every eighth
+trip."""
 RESTS_AFTER, ASKED_EVERY = 8, 4
 """After so many trips on which no guess travelled the other sources are asked at every fourth: where engines are full,
 what guessing takes of a processor is taken from tokens."""
@@ -156,16 +158,18 @@ class SessionGuesses:
             (source.extend if self._is_begun else source.begin_with)(tokens)
         self._is_begun = True
 
-    def candidates(self, most: int) -> tuple[Guess, ...]:
-        """What may come next, place by place: at most so many, fewer where no source knows further."""
+    def candidates(self, most: int, drafted: int = MOST_DRAFTED) -> tuple[Guess, ...]:
+        """What may come next, place by place: at most so many, fewer where no source knows further. A draft model is
+        asked for the first `drafted` places alone."""
         self._proposed, self._sources = [], []
         if most < 1:
             return ()
-        asks_draft = self._idle_trips % DRAFTED_EVERY == 0
-        chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or asks_draft]
+        chains = [(name, one.begin()) for name, one in self._lookups.items() if name != DRAFT or drafted]
         guesses: list[Guess] = []
         together = 1.0
-        for _ in range(min(most, MOST_GUESSES)):
+        for place in range(min(most, MOST_GUESSES)):
+            if place == drafted:
+                chains = [one for one in chains if one[0] != DRAFT]
             said: list[tuple[GuessKind, int]] = []
             best, token, source = -1.0, 0, ""
             for name, chain in chains:
@@ -189,14 +193,17 @@ class SessionGuesses:
         are scored, also those that do not travel."""
         for counts in self._all_counts:
             counts.trips += 1
-        found = self.candidates(self._places())
+        found = self.candidates(self._places(), self._drafted_places(load))
         chances = [one.chance for one in found[: most if self._fixed is None else min(most, self._fixed)]]
         costs, count = self._costs, len(chances)
         if costs is not None and self._fixed is None:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         self._idle_trips = 0 if count else self._idle_trips + 1
-        self.begun = TripBegun(count, tokens, 0.0 if costs is None else predicted_ms(costs, count, load))
+        self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
+        if costs is not None:
+            times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
+            self.begun = TripBegun(count, tokens, *times_ms, self.begun.guessing_ms)
         return tuple(one.token_id for one in found[:count])
 
     def expect(self, token_ids: Sequence[int]) -> None:
@@ -216,11 +223,33 @@ class SessionGuesses:
         rests = self._idle_trips >= RESTS_AFTER and self._idle_trips % ASKED_EVERY
         return 0 if rests else LEAST_PLACES + 2 * self.begun.guesses
 
+    def _drafted_places(self, load: TripLoad) -> int:
+        """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
+        are, their time counted."""
+        source = self._lookups.get(DRAFT)
+        if not isinstance(source, DraftLookup) or self._idle_trips % DRAFTED_EVERY:
+            return 0
+        if self._costs is None or self._fixed is not None:
+            return MOST_DRAFTED
+        chances = [self._acceptance.chance((DRAFT, OVERALL))] * MOST_DRAFTED
+        pays = guess_count(chances, self._costs, load, source.guess_ms)
+        source.unasked_trips = 0 if pays else (source.unasked_trips + 1) % DRAFTED_EVERY
+        return pays if pays or source.unasked_trips else LEAST_PLACES
+
+    def _guessing_ms(self) -> float:
+        """What the draft model's guesses for the latest trip took."""
+        source = self._lookups.get(DRAFT)
+        if not isinstance(source, DraftLookup):
+            return 0.0
+        return source.guess_ms * sum([kind[0] == DRAFT for _, said in self._proposed for kind, _ in said])
+
     def _score(self, tokens: Sequence[int]) -> None:
         """What each source said, place by place, as long as the chain went the way of the sequence."""
         for token, (taken, said) in zip(tokens, self._proposed, strict=False):
             for kind, guessed in said:
                 self._acceptance.record(kind, right=guessed == token)
+                if kind[0] == DRAFT:
+                    self._acceptance.record((DRAFT, OVERALL), right=guessed == token)
             if taken != token:
                 break
         self._proposed = []

@@ -58,11 +58,14 @@ class PipelineStage:
         return facts.grpc_addresses[0].rpartition(":")[0], max(1, facts.device.processors)
 
     def decode_ms(self, rows: int) -> float:
-        """The computation of one decode step of so many sessions."""
+        """The computation of one decode step of so many rows, behind each of which a token is drawn."""
         facts = self.facts
         layer_ms = layer_ms_at(facts.layer_latencies, rows)
+        head_ms = self.head_ms
+        if head_ms and rows > 1 and (single_ms := layer_ms_at(facts.layer_latencies, 1)):
+            head_ms *= max(1.0, layer_ms / single_ms)  # a product as a layer's are
         layer_ms += rows * decode_context_ms(facts.decode_context_ms, self.context_tokens)
-        return facts.step_ms + self.layers * layer_ms + self.embed_ms + self.head_ms
+        return facts.step_ms + self.layers * layer_ms + self.embed_ms + head_ms
 
     def prefill_ms(self, tokens: int, context_tokens: float = 0.0, *, ends: bool = True) -> float:
         """The computation of so many tokens of one prompt in one step, when so many came before them. With those that

@@ -13,6 +13,7 @@ import numpy as np
 
 from molink.dht.records.records import PeerView
 from molink.routing.cost.cost import CostModel
+from molink.routing.cost.guesses import guessing_head, trip_shares
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
 from molink.routing.latency.coordinates import CoordinateTable
 from molink.routing.placement.coverage import layer_table
@@ -81,13 +82,14 @@ class Shortlist:
         posed = candidates(known.snapshot(drawn), demand, MOST_POSED, criteria)
         return cls(drawn, posed, now_s, now_s)
 
-    def kept_up(self, known: Known, demand: Demand, now_s: float, cost: CostModel) -> "Shortlist":
-        """As it should be now: the pools that are too old drawn again."""
+    def kept_up(self, known: Known, demand: Demand, now_s: float, criteria: Criteria) -> "Shortlist":
+        """As it should be now: the pools that are too old drawn again. They are all sessions': nobody is avoided."""
+        criteria = Criteria(cost=criteria.cost, guesses=criteria.guesses)
         if now_s >= self.drawn_s + REDRAW_S:
-            return self.draw(known, demand, now_s, Criteria(cost=cost))
+            return self.draw(known, demand, now_s, criteria)
         if now_s < self.posed_s + REPOSE_S:
             return self
-        posed = candidates(known.snapshot(self.drawn), demand, MOST_POSED, Criteria(cost=cost))
+        posed = candidates(known.snapshot(self.drawn), demand, MOST_POSED, criteria)
         return replace(self, posed=posed, posed_s=now_s)
 
 
@@ -118,7 +120,7 @@ def replan_incumbent_among(
         return chosen(None), None
     demand = Demand.of(tokens, prompt_tokens)
     if shortlist is not None:
-        shortlist = shortlist.kept_up(known, demand, now_s, criteria.cost)
+        shortlist = shortlist.kept_up(known, demand, now_s, criteria)
         own = () if standing is None else standing.route.peer_ids
         try:
             return chosen({*shortlist.posed, *own}), shortlist
@@ -157,9 +159,11 @@ def candidates(
     cost, model = criteria.cost, snapshot.model
     recovery = recovery_ms(placed[:: max(1, len(placed) // _TYPICAL)], model, demand, cost)
     costs = tuple(peer_costs(view, snapshot.seen(view), model, demand, recovery, cost) for view in placed)
-    chosen = [
-        placed[machine] for machine in pool(_problem(placed, costs, model, demand, cost), most).tolist()
-    ]
+    shares = None
+    if criteria.guesses:
+        shares = trip_shares([guessing_head(view.facts, snapshot.seen(view), cost) for view in placed], 0.0)
+    problem = _problem(placed, costs, model, demand, cost)
+    chosen = [placed[machine] for machine in pool(problem, most, shares).tolist()]
     lacking = ~layer_table(model.layers, [span for view in chosen for span in view.state.spans])
     if len(placed) < len(views) and lacking.any():
         chosen += [

@@ -25,8 +25,9 @@ _SAMPLE = 64
 """Machines whose links among each other say what a link is like."""
 
 
-def pool(problem: CircuitProblem, count: int) -> IntArray:
-    """Some `count` machines in ascending order; all, if there are no more than that."""
+def pool(problem: CircuitProblem, count: int, shares: FloatArray | None = None) -> IntArray:
+    """Some `count` machines in ascending order; all, if there are no more than that. With `shares`, [machines], a
+    circuit costs that part of what it would cost otherwise if the machine is its head."""
     every = np.arange(problem.machines)
     if problem.machines <= count:
         return every
@@ -38,28 +39,40 @@ def pool(problem: CircuitProblem, count: int) -> IntArray:
     unit = problem.layer_ms[able].min(axis=1)
     if problem.hop_penalty_ms is not None:
         unit = unit + problem.hop_penalty_ms[able] / most
-    likely = _likely(problem, able, unit, most)
-    near = _around_anchors(problem, able[likely], unit[likely], most[likely], count)
+    part = np.ones(len(able))
+    if shares is not None:
+        part = np.where(servable_layers(problem)[able, 0], shares[able], 1.0)
+    likely = _likely(problem, able, unit, most, part)
+    near = _around_anchors(problem, able[likely], unit[likely], most[likely], count, part[likely])
     if problem.resident is None and problem.allowed is None:
         return np.sort(near)
     return np.union1d(near, _by_layer(problem, able[np.argsort(unit, kind="stable")]))
 
 
-def _likely(problem: CircuitProblem, able: IntArray, unit: FloatArray, most: IntArray) -> IntArray:
-    """The machines that are cheap for a layer if links are like the nearest ones in the swarm, or like those of
-    the middle, in turns."""
+def _likely(
+    problem: CircuitProblem, able: IntArray, unit: FloatArray, most: IntArray, part: FloatArray
+) -> IntArray:
+    """The machines that are cheap for a layer, and as a head, if links are like the nearest ones in the swarm, or like
+    those of the middle, in turns."""
     sample = able[:: max(1, len(able) // _SAMPLE)]
     links = problem.links.block(sample, sample)[~np.eye(len(sample), dtype=np.bool_)]
     ranks = []
     for link_ms in np.quantile(links, (0.02, 0.2, 0.5)):
-        rank = np.empty(len(able), dtype=np.int64)
-        rank[np.argsort(unit + link_ms / most, kind="stable")] = np.arange(len(able))
-        ranks.append(rank)
+        price = unit + link_ms / most
+        for each in (price,) if part.min() == 1 else (price, price * part):
+            rank = np.empty(len(able), dtype=np.int64)
+            rank[np.argsort(each, kind="stable")] = np.arange(len(able))
+            ranks.append(rank)
     return np.argsort(np.min(ranks, axis=0), kind="stable")[:_ANCHORS]
 
 
 def _around_anchors(
-    problem: CircuitProblem, machine: IntArray, unit: FloatArray, most: IntArray, count: int
+    problem: CircuitProblem,
+    machine: IntArray,
+    unit: FloatArray,
+    most: IntArray,
+    count: int,
+    part: FloatArray,
 ) -> IntArray:
     links = problem.links.block(machine, machine)
     price = unit + (links + links.T) / (2 * most)
@@ -72,7 +85,7 @@ def _around_anchors(
     taken = np.diff(held, axis=1, prepend=0)
     estimate = (taken * prices).sum(axis=1) + (problem.layers - held[:, -1]) * prices[:, -1]
     # Rank by rank around the best anchors: the first neighbours of many before the last of a few.
-    anchors = np.argsort(estimate, kind="stable")
+    anchors = np.argsort(estimate * part, kind="stable")
     place = np.arange(len(machine))[:, None] + np.arange(width)[None, :] * 4
     wanted = np.full(len(machine), np.iinfo(np.int64).max)
     np.minimum.at(wanted, nearest[anchors].ravel(), place.ravel())

@@ -166,8 +166,10 @@ class Engine:
         check_rows(span, rows)
         ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
+        guessed = False
         for row in rows:
-            row.cache.begin_step(row.guesses)
+            row.cache.begin_step(guesses := row.guesses)
+            guessed = guessed or guesses > 0
         self._make_room(rows)
         replayed = self._replay(span, rows, ids, hidden)
         if replayed is not None:
@@ -182,7 +184,8 @@ class Engine:
             _score(route[-1], rows, hidden)
         result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
-        self._accepted.keep(rows, given)
+        if guessed:
+            self._accepted.keep(rows, given)
         return result
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from molink.peer.scheduling.trip_load import TripBegun, TripLoad
-from molink.peer.speculation.draft_model import DraftModel
+from molink.peer.speculation.draft_model import MOST_DRAFTED, DraftModel
 from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.routing.cost.pipeline import PipelineStage
 from molink.simnet.core.generations import GenerationTape
@@ -29,7 +29,8 @@ def bundled_draft() -> DraftModel:
     from molink.shards.checkpoint.store import read_manifest
 
     recorded = "molink/tiny-shakespeare"
-    return open_draft(f"{recorded}-draft", recorded, read_manifest(resolve(recorded)).files, None)
+    draft = open_draft(f"{recorded}-draft", recorded, read_manifest(resolve(recorded)).files, None)
+    return replace(draft, guess_ms=1000 * DRAFTED_S / MOST_DRAFTED)
 
 
 @dataclass(frozen=True, slots=True)

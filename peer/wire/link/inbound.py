@@ -29,7 +29,8 @@ LEAST_CONNECTIONS = 64
 DESCRIPTOR_PART = 2
 """No more than one in so many of the process's descriptors are for connections to this port."""
 UNPROVEN_PART = 4
-"""No more than one in so many of the connections are unproven for longer than LOOK_EVERY_S, or, the first ones, QUIET_LOOK_EVERY_S."""
+"""No more than one in so many of the connections are unproven for longer than LOOK_EVERY_S, or, the first ones,
+QUIET_LOOK_EVERY_S."""
 _DESCRIPTORS = "/dev/fd"
 _INODES = sys.platform == "linux"
 """Whether a socket has a number of its own, which tells it from a later one under the same descriptor."""

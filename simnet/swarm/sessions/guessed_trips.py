@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from molink.dht.records.records import PeerFacts
-from molink.peer.scheduling.in_flight_limit import UNPREDICTED
 from molink.peer.scheduling.trip_load import BatchLoad, TripLoad
+from molink.peer.scheduling.trip_times import UNPREDICTED
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.shards.spec import ModelSpec
 from molink.simnet.core.guessing import MOST_FIXED, SimulatedSpeculation, TapeGuesser

@@ -344,3 +344,19 @@ def test_trips_that_take_longer_than_predicted_are_said_to_wait() -> None:
     assert waited_ms[11] > 0
     assert waited_ms == sorted(waited_ms)
     assert waited_ms[-1] < 1000 - 100
+
+
+def test_trips_that_guesses_lengthen_by_more_than_was_predicted_are_said_to() -> None:
+    """Guessing itself is no part of that: it comes before the rows."""
+    limit = limit_of(1, 1)
+    for trip in range(60):
+        guesses, now_s = trip % 5, float(trip)
+        let_go(limit, now_s)
+        begun = TripBegun(
+            guesses, 1.5, 100 + 2 * guesses, lengthened_ms=2 * guesses, guessing_ms=50 * guesses
+        )
+        limit.record_begun(key(0), begun)
+        limit.record_return(key(0), now_s + (100 + (3 * 2 + 50) * guesses) / 1000)
+    let_go(limit, 60.0)
+    assert 1.7 < limit.load_of(key(0)).lengthens < 3.1
+    assert limit.load_of(key(0)).waited_ms == pytest.approx(0, abs=0.1)

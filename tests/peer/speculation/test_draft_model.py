@@ -1,13 +1,17 @@
 """A draft model computes what transformers does, goes back, and guesses the larger model's tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.properties import examples
+from support.swarms.pipelines import stage
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripLoad
 from molink.peer.speculation.draft_model import (
     MOST_DRAFTED,
     SEEN_TOKENS,
@@ -17,6 +21,7 @@ from molink.peer.speculation.draft_model import (
     DraftModel,
     DraftShape,
 )
+from molink.peer.speculation.session_guesses import SessionGuesses
 
 VOCABULARY = 50
 
@@ -108,3 +113,27 @@ def test_it_says_what_it_takes() -> None:
     weights = sum(parameter.numel() for parameter in REFERENCE.parameters())
     assert MODEL.size_bytes == 4 * weights
     assert MODEL.cache_bytes == 2 * 2 * 2 * 8 * 512 * 4
+
+
+def test_a_session_asks_it_for_as_many_guesses_as_pay_their_time_and_now_and_then_for_some() -> None:
+    """A guess takes all who travel along a moment: alone over distance that is nothing, in a crowd it is."""
+    far = [stage(1.0, 0.01, link_ms=30)] * 3
+    asked = []
+    for guess_ms, load in (
+        (0.1, ALONE),
+        (20.0, ALONE),
+        (4.0, TripLoad(BatchLoad(15, 15.0, guessing_ms=60.0))),
+    ):
+        guesses = SessionGuesses(stages=far, draft=replace(MODEL, guess_ms=guess_ms))
+        guesses.extend([3, 5, 7, 11, 13])
+        made = []
+        for token in range(24):
+            guesses.propose(8, load)
+            made.append(round(guesses.begun.guessing_ms / guess_ms))
+            guesses.extend([token])
+        asked.append(made)
+    alone, slow, crowded = asked
+    assert alone[0] > slow[0] > 0 or slow[0] == 0 < alone[0]
+    for made in (slow, crowded):
+        assert sum(made) < sum(alone)
+        assert 0 < sum(one > 0 for one in made) < len(made)

@@ -29,6 +29,7 @@ loads = st.builds(
     st.lists(batch_loads, max_size=4).map(tuple),
     st.floats(0, 100),
     st.booleans(),
+    st.floats(1, 8),
 )
 
 
@@ -67,11 +68,12 @@ def test_who_has_no_guesses_waits_a_tenth_longer_at_most_for_those_of_others(
 ) -> None:
     costs = CircuitCosts(stages)
     load = replace(load, waited_ms=0.0, has_bystanders=True)
+    longer_ms = (BYSTANDERS_WAIT - 1) / load.lengthens
     beside = load.beside or BatchLoad(0, 0.0)
     guesses = guess_count(right, costs, load)
     without_ms = costs.trip_ms(beside.sessions + 1, [one.sessions for one in load.others])
     with_ms = costs.trip_ms(beside.rows + 1 + guesses, [one.rows for one in load.others])
-    assert not guesses or with_ms <= BYSTANDERS_WAIT * without_ms
+    assert not guesses or with_ms <= (1 + longer_ms) * without_ms * (1 + 1e-9)
 
 
 def test_who_has_no_guesses_lets_fewer_travel_where_they_lengthen_a_trip() -> None:
@@ -101,6 +103,30 @@ def test_where_sessions_fill_the_engines_nothing_is_guessed() -> None:
     full = CircuitCosts([stage(1.0, 1.0, link_ms=1)] * 3)
     assert guess_count([0.6] * 4, full, TripLoad(BatchLoad(7, 7), (BatchLoad(8, 8),) * 3)) == 0
     assert guess_count([0.6] * 4, CircuitCosts([stage(1.0, 1.0, link_ms=100)] * 3)) > 0
+
+
+def test_where_guesses_were_seen_to_lengthen_trips_more_than_predicted_fewer_travel() -> None:
+    costs = CircuitCosts([stage(2.0, 0.5, link_ms=10)] * 3)
+    seven = BatchLoad(7, 7.0)
+    for has_bystanders in (False, True):
+        loads = (TripLoad(seven, has_bystanders=has_bystanders, lengthens=times) for times in (1, 2, 8))
+        counts = [guess_count([0.8] * 8, costs, load) for load in loads]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[-1] < counts[0]
+
+
+def test_the_time_that_guesses_take_their_head_counts_and_that_for_others_who_wait_for_it_too() -> None:
+    far = CircuitCosts([stage(1.0, 0.01, link_ms=30)] * 3)
+    alone = [guess_count([0.6] * 8, far, guess_ms=taken_ms) for taken_ms in (0.0, 1.0, 10.0, 100.0)]
+    assert alone == sorted(alone, reverse=True)
+    assert alone[0] == 8 > alone[-1] == 0
+    # where many sessions travel together each guess makes all of them wait
+    beside = TripLoad(BatchLoad(15, 15.0, guessing_ms=30.0))
+    assert guess_count([0.6] * 8, far, beside, 2.0) < guess_count([0.6] * 8, far, guess_ms=2.0)
+    # and where a head guesses all the time there is none to guess more in
+    busy = TripLoad(others=(BatchLoad(4, 4.0, guessing_ms=60.0),) * 3)
+    idle = TripLoad(others=(BatchLoad(4, 4.0),) * 3)
+    assert guess_count([0.6] * 8, far, busy, 5.0) < guess_count([0.6] * 8, far, idle, 5.0)
 
 
 def test_trips_that_wait_for_engines_of_others_guess_less() -> None:

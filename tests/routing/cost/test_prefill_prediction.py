@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 from support.circuits.route_cases import on, snapshots
+from support.swarms.pipelines import pipelines
 
 from molink.dht.records.records import LayerLatency
 from molink.routing import CostModel, PeerObservation, Snapshot, plan
+from molink.routing.cost.cost import layer_ms_at
 from molink.routing.cost.first_token import prompt_chunks
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.routing.cost.prefill import prefill_ms
@@ -88,3 +90,14 @@ def test_longer_prompts_and_narrower_uplinks_hardly_ever_come_sooner(
     now_ms = ttft_ms(chunks * 448, uplink_mbps)
     assert ttft_ms((chunks + more_chunks) * 448, uplink_mbps) >= 0.95 * now_ms
     assert ttft_ms(chunks * 448, uplink_mbps + more_mbps) <= now_ms / 0.95
+
+
+@given(pipelines(), st.integers(2, 64))
+def test_behind_more_rows_of_a_decode_step_drawing_takes_longer_as_layers_do(
+    stages: list[PipelineStage], rows: int
+) -> None:
+    for one in stages:
+        tail, middle = replace(one, head_ms=2.0), replace(one, head_ms=0.0)
+        one_ms, all_ms = (layer_ms_at(one.facts.layer_latencies, count) for count in (1, rows))
+        head_ms = tail.decode_ms(rows) - middle.decode_ms(rows)
+        assert head_ms == pytest.approx(2.0 * max(1.0, all_ms / one_ms), rel=1e-3)

@@ -1,13 +1,13 @@
 """In a large swarm circuits and placements are looked for among few peers, and are as good as among all."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 
-from molink.dht.records.records import Coordinate, LayerLatency, PeerView
+from molink.dht.records.records import AnnouncedDraft, Coordinate, LayerLatency, PeerView
 from molink.routing import Criteria, NoCircuit, Snapshot, replan_incumbent
 from molink.routing.cost.terms import Demand
 from molink.routing.latency.coordinates import COORDINATE_DIMENSIONS
@@ -21,6 +21,7 @@ from molink.routing.routes.shortlist import (
     narrowed,
     replan_incumbent_among,
 )
+from molink.shards.spec import GUESSES
 
 MANY = 3 * MOST_POSED
 TOKENS, PROMPT = 100, 50
@@ -80,6 +81,36 @@ def test_among_the_shortlist_a_circuit_is_as_good_as_among_all(seed: int) -> Non
     assert standing.route.objective_ms <= 1.02 * best.route.objective_ms
     assert shortlist is not None
     assert known.counts[-1] == len(shortlist.posed) < 1.2 * MOST_POSED
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_where_tokens_are_guessed_a_head_that_guesses_well_is_among_the_few_though_it_is_slow(
+    seed: int,
+) -> None:
+    drafts = (AnnouncedDraft("lookup"), AnnouncedDraft("small", bytes(8), 0.1))
+    slow = tuple(somebody(4 * at, layer_ms=6.5, x_ms=0.0) for at in range(1000, 1005))
+    slow = tuple(
+        replace(view, facts=replace(view.facts, coordinate=coordinate(60.0 * at), drafts=drafts))
+        for at, view in enumerate(slow)
+    )
+    views = tuple(
+        replace(view, facts=replace(view.facts, sampling_abilities=(GUESSES,)))
+        for view in (*crowd(seed=seed), *slow)
+    )
+    criteria, known = Criteria(guesses=True), Asked(views)
+    drafting = {view.peer_id for view in slow}
+    demand, snapshot = Demand.of(TOKENS, PROMPT), Snapshot(views, MODEL)
+    assert not drafting & {*candidates(snapshot, demand, MOST_POSED)}
+    assert drafting & {*candidates(snapshot, demand, MOST_POSED, criteria)}
+    standing, shortlist = replan_incumbent_among(
+        None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0, criteria=criteria
+    )
+    without, _ = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    assert standing.route.hops[0].peer_id in drafting
+    assert standing.route.objective_ms < 0.95 * without.route.objective_ms
+    assert shortlist is not None
+    later = shortlist.kept_up(known, demand, 2 * REDRAW_S, criteria)
+    assert drafting & {*later.posed}
 
 
 def test_the_circuit_that_stands_is_kept_though_the_pools_are_drawn_again() -> None:
