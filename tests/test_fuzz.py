@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.links.data_plane import SPEC, describe, hop_of
 from support.links.relay_examples import EXAMPLES
-from support.swarms.swarm_examples import facts_of, state_of
+from support.swarms.swarm_examples import facts_of, known_keys, state_of
 
 from molink.client.errors import InvalidRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -20,7 +20,6 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.announcement import (
     AnnouncementError,
-    known_keys,
     sign_facts,
     sign_state,
     state_tag,

@@ -82,14 +82,14 @@ def checked_params(params: SamplingParams | None, sampling: Sampling) -> Samplin
         raise InvalidRequest(str(error), error.parameter) from error
 
 
-def checked_speculation(speculation: str | None, parameter: str = "speculation") -> bool:
+def checked_speculation(speculation: str | None) -> bool:
     """Whether tokens are guessed; None: they are.
 
     Raises:
         InvalidRequest: it is neither `auto` nor `off`.
     """
     if speculation not in (None, "auto", "off"):
-        raise InvalidRequest(f"speculation must be auto or off, got {speculation!r}", parameter)
+        raise InvalidRequest(f"speculation must be auto or off, got {speculation!r}", "speculation")
     return speculation != "off"
 
 

@@ -86,13 +86,13 @@ def grammar_of_calls(
         case "<tool_call>":
             newline = '"\\n"'
             one = f"{mark(form.begin)} {newline} object {newline} {mark(form.end)}"
-            rules = _repeated("call", newline, demanded), f"call: {one}", _objects(functions, "arguments")
+            rules = _repeated(newline, demanded), f"call: {one}", _objects(functions, "arguments")
         case "[TOOL_CALLS]" if "[ARGS]" in template:
             calls = [
                 f"{mark(form.begin)} {json.dumps(one['name'])} {mark('[ARGS]')} {_json(one['parameters'])}"
                 for one in functions
             ]
-            rules = _repeated("call", "", demanded), f"call: {' | '.join(calls)}"
+            rules = _repeated("", demanded), f"call: {' | '.join(calls)}"
         case "[TOOL_CALLS]" | "<|tool_call|>":
             listed = f"{mark(form.begin)} {_json(_list_of(functions, demanded))}"
             rules = (f"start: {listed}",)
@@ -101,7 +101,7 @@ def grammar_of_calls(
             rules = "start: object", _objects(functions, key)
         case _:
             calls = [_fenced(one, mark) for one in functions]
-            body = _repeated("call", '"\\n"', demanded).removeprefix("start: ")
+            body = _repeated('"\\n"', demanded).removeprefix("start: ")
             rules = f"start: {mark(form.begin)} {body} {mark(form.end)}", f"call: {' | '.join(calls)}"
     return Grammar.lark("\n".join(rules))
 
@@ -113,8 +113,8 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "parameters": function.get("parameters") or _ANY_OBJECT}
 
 
-def _repeated(rule: str, between: str, demanded: DemandedCalls) -> str:
-    return f"start: {rule}" if demanded.is_single or demanded.name else f"start: {rule} ({between} {rule})*"
+def _repeated(between: str, demanded: DemandedCalls) -> str:
+    return "start: call" if demanded.is_single or demanded.name else f"start: call ({between} call)*"
 
 
 def _call_schema(function: Mapping[str, Any], key: str, place: str = "#") -> dict[str, Any]:

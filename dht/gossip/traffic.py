@@ -23,8 +23,8 @@ class TrafficCounters:
     """Of everything that is sent, with what is added to it."""
     _turn: trio.Lock = field(default_factory=trio.Lock)
 
-    def count_received(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:
-        self.messages_in[kind] += messages
+    def count_received(self, kind: Kind, size_bytes: int) -> None:
+        self.messages_in[kind] += 1
         self.bytes_in[kind] += size_bytes
 
     def count_sent(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:

@@ -108,7 +108,7 @@ async def dialled_as(address: str, own: Ranges, resolver: Resolve = resolve) -> 
     )
 
 
-async def swarm_ranges(hosts: Iterable[str], resolver: Resolve = resolve) -> Ranges:
+async def swarm_ranges(hosts: Iterable[str]) -> Ranges:
     """`own_ranges` of these hosts, of which names stand for the addresses that they have now."""
     known: list[str] = []
     for host in hosts:
@@ -117,7 +117,7 @@ async def swarm_ranges(hosts: Iterable[str], resolver: Resolve = resolve) -> Ran
             known.append(bare)
             continue
         try:
-            known += await resolver(bare)
+            known += await resolve(bare)
         except (OSError, UnicodeError, TimeoutError):
             continue
     return own_ranges(known)

@@ -4,7 +4,7 @@ A record is one byte (what it is), 64 bytes of Ed25519 signature, and a protobuf
 The signature covers a domain, the first byte and the body as received: nothing is encoded again to check it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
@@ -175,11 +175,6 @@ def is_state(record: bytes) -> bool:
 def is_facts(record: bytes) -> bool:
     """Whether a record claims to be facts."""
     return record[:1] == bytes((_FACTS,))
-
-
-def known_keys(public_keys: Iterable[bytes]) -> dict[int, bytes]:
-    """Keys by tag, as `verify_state` looks them up."""
-    return {peer_tag(key): key for key in public_keys}
 
 
 def _sign(kind: int, message: Message, identity: Identity) -> bytes:

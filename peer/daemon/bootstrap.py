@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from molink.dht.host.host import Listen
 from molink.dht.identity.dialable import Ranges, swarm_ranges
@@ -13,7 +13,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.node.joining import Fallback
-from molink.dht.records.records import PeerFacts, PeerView
+from molink.dht.records.records import PeerView
 from molink.peer.announcing.announcer import (
     Announcer,
     Measurements,
@@ -35,8 +35,15 @@ from molink.peer.daemon.draft import guesses_of
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
-from molink.peer.daemon.partner_terms import partner_terms
-from molink.peer.daemon.reaching import open_reach, prefer_predicted_relays, with_mapped_ports
+from molink.peer.daemon.partner_terms import PartnerTerms, partner_terms
+from molink.peer.daemon.parts import PeerParts
+from molink.peer.daemon.reaching import (
+    data_address,
+    hosts_of,
+    open_reach,
+    prefer_predicted_relays,
+    with_mapped_ports,
+)
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, where_to_join
 from molink.peer.device.device import (
@@ -63,9 +70,7 @@ from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel, ModelRequest, keeping_packed, open_model
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.ranks.backend import RankedBackend
 from molink.peer.reach.moving import PunchingHandler
-from molink.peer.reach.reach import Reach
 from molink.peer.redundancy.pair_roles import Roles
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
@@ -74,7 +79,6 @@ from molink.peer.wire.link.acceptor import require_free_port
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
-from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
@@ -86,28 +90,6 @@ _log = logging.getLogger(__name__)
 
 class PeerError(Exception):
     """The peer cannot serve, for a reason that its owner can mend."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PeerParts:
-    """The parts of a serving peer."""
-
-    discovery: Discovery
-    model: LocalModel
-    leases: LeaseBook
-    serving: DataPlane
-    announcer: Announcer
-    placing: PlacementDriver | None
-    """None: the owner has chosen the layers."""
-    ranks: RankedBackend | None
-    """None: it computes on one device."""
-    pausing: Pausing
-    memory_guard: MemoryGuard | None
-    """None: the device itself refuses more."""
-    step_times: StepTimes
-    reach: Reach
-    base: PeerFacts
-    """What it would announce if others can dial it as its owner has set it up."""
 
 
 class Bootstrap:
@@ -135,13 +117,8 @@ class Bootstrap:
 
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
-        settings = self._settings
-        devices = choose_devices(settings.options.device)
-        unused = why_not_others(settings.options.device, devices[0])
-        if unused is not None:
-            say(unused)
-        check_memory(devices, settings.memory_bytes)
-        settings = self._settings = await with_mapped_ports(stack, settings, self._state.ports(), say)
+        devices = self._devices()
+        settings = self._settings = await with_mapped_ports(stack, self._settings, self._state.ports(), say)
         identity = Identity.load_or_create(self._state.identity_key)
         key_file = settings.options.swarm_key
         swarm_key = SwarmKey.load(key_file) if key_file else None
@@ -149,7 +126,7 @@ class Bootstrap:
         discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
-        ranges = await self._own_ranges(discovery)
+        ranges = await swarm_ranges(hosts_of(settings, discovery))
         model = replace(
             await self._model(others, devices, swarm_key, stack, ranges), exact=settings.options.exact == "on"
         )
@@ -161,16 +138,9 @@ class Bootstrap:
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
-        spec, masked = model.spec, None
         name = settings.options.name or socket.gethostname()
-        resource, collector = resource_of(identity.peer_id, name, spec), settings.options.otlp_endpoint
-        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
-        self._metrics.traces = None if traces is None else HopTraces(traces)
-        if grammars_are_available() and spec.stop_token_ids:
-            masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
-        offered = OfferedCompute(
-            computing.backend, ArtifactServer.of(model), leases, step_times, masked, self._guesses
-        )
+        await self._open_traces(stack, identity.peer_id, name, model)
+        offered = self._offered(model, computing, leases, step_times)
         serving = await stack.enter_async_context(
             DataPlane(
                 identity,
@@ -182,33 +152,25 @@ class Bootstrap:
                 KnownSwarm(discovery.knows, discovery.facts_of, ranges),
             )
         )
-        address = self._data_address(discovery, serving.port)
+        address = data_address(settings, discovery, serving.port)
         told = address if settings.options.announce is not None else ""
         reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery, told)
         prefer_predicted_relays(serving.links, discovery, identity.peer_id, model.spec)
         self._state.remember_ports(discovery.port, serving.port)
         await self._open_metrics(stack, serving)
         known = discovery.snapshot(model.spec.model_hash)
-        terms = partner_terms(settings.options.partner, identity.peer_id, known, model.spec, settings.layers)
-        if terms.problem:
-            say(terms.problem)
+        partner = partner_terms(
+            settings.options.partner, identity.peer_id, known, model.spec, settings.layers
+        )
+        if partner.problem:
+            say(partner.problem)
         base = own_facts(
             identity,
             PeerContact(name, discovery.addresses, (address,), certificate),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
-            ServingTerms(
-                settings.layers,
-                computing.activation_codecs,
-                computing.limits.max_tokens,
-                terms.keeps_copies,
-                terms.partner_peer_id,
-                settings.options.roles == "pairs",
-                settings.options.region or "",
-                (PENALTIES, GUESSES, *offered.tail_abilities),
-                () if self._guesses is None else self._guesses.announced,
-            ),
+            self._serving_terms(computing, offered, partner),
         )
         facts = await reach.settled(base)
         if (reached := reach.sentence(facts)) is not None:
@@ -258,6 +220,46 @@ class Bootstrap:
             fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
+    def _devices(self) -> tuple[str, ...]:
+        """Those to compute on, which have room."""
+        settings = self._settings
+        devices = choose_devices(settings.options.device)
+        unused = why_not_others(settings.options.device, devices[0])
+        if unused is not None:
+            say(unused)
+        check_memory(devices, settings.memory_bytes)
+        return devices
+
+    async def _open_traces(self, stack: AsyncExitStack, peer_id: str, name: str, model: LocalModel) -> None:
+        resource, collector = resource_of(peer_id, name, model.spec), self._settings.options.otlp_endpoint
+        traces = await stack.enter_async_context(open_traces(collector, "molink-peer", resource))
+        self._metrics.traces = None if traces is None else HopTraces(traces)
+
+    def _offered(
+        self, model: LocalModel, computing: ComputeSetup, leases: LeaseBook, step_times: StepTimes
+    ) -> OfferedCompute:
+        spec, masked = model.spec, None
+        if grammars_are_available() and spec.stop_token_ids:
+            masked = MaskedModel(model.folder, spec.vocabulary_size, spec.stop_token_ids)
+        artifacts = ArtifactServer.of(model)
+        return OfferedCompute(computing.backend, artifacts, leases, step_times, masked, self._guesses)
+
+    def _serving_terms(
+        self, computing: ComputeSetup, offered: OfferedCompute, partner: PartnerTerms
+    ) -> ServingTerms:
+        settings = self._settings
+        return ServingTerms(
+            settings.layers,
+            computing.activation_codecs,
+            computing.limits.max_tokens,
+            partner.keeps_copies,
+            partner.partner_peer_id,
+            settings.options.roles == "pairs",
+            settings.options.region or "",
+            (PENALTIES, GUESSES, *offered.tail_abilities),
+            () if self._guesses is None else self._guesses.announced,
+        )
+
     def _with_guesses(self, model: LocalModel) -> JoinSettings:
         """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
         settings = self._settings
@@ -289,13 +291,6 @@ class Bootstrap:
         operators = self._settings.options.operator or ()
         return PunchingHandler(OperatorOrders(service, operators, self._commanded))
 
-    async def _own_ranges(self, discovery: Discovery) -> Ranges:
-        """Where this peer's swarm is: at its own addresses, but for all interfaces, and where its owner had it join."""
-        listens = () if self._settings.listen in ALL_INTERFACES else (self._settings.listen,)
-        announces = (self._settings.options.announce,) if self._settings.options.announce else ()
-        initial_peers = where_to_join(self._settings).initial_peers
-        return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
-
     async def _open_metrics(self, stack: AsyncExitStack, serving: DataPlane) -> None:
         self._metrics.watch(serving.measure_line)
         if self._settings.options.metrics_port is not None:
@@ -303,13 +298,6 @@ class Bootstrap:
                 MetricsServer(self._metrics.registry, self._settings.options.metrics_port)
             )
             say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
-
-    def _data_address(self, discovery: Discovery, port: int) -> str:
-        """Where others dial this peer's links, as HOST:PORT."""
-        host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
-        if self._settings.announced_ports is not None:
-            port = self._settings.announced_ports.data
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
         self,

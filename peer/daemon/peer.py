@@ -12,11 +12,12 @@ from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
-from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
+from molink.peer.daemon.bootstrap import Bootstrap, PeerError
 from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
 from molink.peer.daemon.model_switch import ModelSwitch
 from molink.peer.daemon.operator_orders import OrderRefused
+from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.device.machine_status import describe_machine, read_machine_status

@@ -10,7 +10,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerFacts, RelayAt
-from molink.peer.daemon.settings import AnnouncedPorts, JoinSettings
+from molink.peer.daemon.settings import AnnouncedPorts, JoinSettings, where_to_join
 from molink.peer.device.machine import unused_port
 from molink.peer.reach.moving import PunchingHandler
 from molink.peer.reach.port_mapping import InnerPorts, PortMapper, PortMapping
@@ -20,7 +20,23 @@ from molink.peer.serving.data_plane import DataPlane
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.routing.snapshot import Snapshot
+from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.spec import ModelSpec
+
+
+def hosts_of(settings: JoinSettings, discovery: Discovery) -> list[str]:
+    """Where this peer's swarm is: at its own addresses, but for all interfaces, and where its owner had it join."""
+    listens = () if settings.listen in ALL_INTERFACES else (settings.listen,)
+    announces = (settings.options.announce,) if settings.options.announce else ()
+    return [*discovery.addresses, *listens, *announces, *where_to_join(settings).initial_peers]
+
+
+def data_address(settings: JoinSettings, discovery: Discovery, port: int) -> str:
+    """Where others dial this peer's links, as HOST:PORT. `port`: where it listens."""
+    host = settings.options.announce or discovery.addresses[0].split("/")[2]
+    if settings.announced_ports is not None:
+        port = settings.announced_ports.data
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def with_mapped_ports(

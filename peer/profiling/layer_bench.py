@@ -182,7 +182,7 @@ class LayerBench:
             return 0.0, 0.0
         cache = self._filled_to(context, CONTEXT_ROWS + STEPS + 1)
         decode_ms = min(self._timed_ms(cache, 1) for _ in range(STEPS))
-        short_ms = min(self.step_times_ms(1, want_logits=False))
+        short_ms = min(self.step_times_ms(want_logits=False))
         prefill_ms = self._timed_ms(cache, CONTEXT_ROWS)
         alone_ms = min(self._prefill_ms(CONTEXT_ROWS) for _ in range(PREFILL_STEPS))
         return (
@@ -212,9 +212,9 @@ class LayerBench:
             measured.append(SliceLatency(tokens, max(FLOOR_MS, alone_ms), context_ms))
         return plausible_slices(measured)
 
-    def step_times_ms(self, batch_size: int, *, want_logits: bool) -> list[float]:
-        """The times of some decode steps of `batch_size` sequences, at least MIN_STEPS if the context has room."""
-        return self._series(batch_size, [self._span], want_logits=want_logits)[0]
+    def step_times_ms(self, *, want_logits: bool) -> list[float]:
+        """The times of some decode steps of one sequence, at least MIN_STEPS if the context has room."""
+        return self._series(1, [self._span], want_logits=want_logits)[0]
 
     def _series(self, batch_size: int, spans: Sequence[Span], *, want_logits: bool) -> list[list[float]]:
         """The same through each of the spans, in turns, so that a busy moment meets all of them."""

@@ -119,7 +119,7 @@ def measure(
         # Before what a peer can do without: slices decide how prompts pause decode.
         slices = bench.slice_latencies()
         contexts_ms = bench.context_costs_ms()
-        plain_ms = bench.step_times_ms(1, want_logits=False)
+        plain_ms = bench.step_times_ms(want_logits=False)
         rates = [bench.load_bytes_per_s]
         steady = bench.steady
         # The other layers take as long before anything is known of them.
@@ -129,7 +129,7 @@ def measure(
     if first != middle and time.perf_counter() < deadline_s:
         say(f"Measuring the embedding of {spec.name} on {device}")
         with on_bench(backend, spec, device, first, deadline_s) as bench:
-            embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
+            embedding_ms = added_ms(bench.step_times_ms(want_logits=False), plain_ms)
             embed_ms = min(embedding_ms, layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
             steady &= bench.steady
@@ -137,8 +137,8 @@ def measure(
     if time.perf_counter() < deadline_s:
         say(f"Measuring the head of {spec.name} on {device}")
         with on_bench(backend, spec, device, last, deadline_s) as bench:
-            without_ms = bench.step_times_ms(1, want_logits=False)
-            head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
+            without_ms = bench.step_times_ms(want_logits=False)
+            head_ms = added_ms(bench.step_times_ms(want_logits=True), without_ms)
             rates.append(bench.load_bytes_per_s)
             steady &= bench.steady
     else:  # assumed: a decode step reads its weights once, whatever they are
@@ -168,7 +168,7 @@ def decode_layer_ms(model: MeasuredModel) -> float:
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
     span = Span(middle, middle + 1)
     with on_bench(MeasuredDevice(model), model.spec, model.device, span, deadline_s) as bench:
-        return max(FLOOR_MS, statistics.median(bench.step_times_ms(1, want_logits=False)))
+        return max(FLOOR_MS, statistics.median(bench.step_times_ms(want_logits=False)))
 
 
 def added_ms(with_ms: Sequence[float], without_ms: Sequence[float]) -> float:

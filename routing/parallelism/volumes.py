@@ -16,8 +16,6 @@ from molink.shards.spec import DTYPE_BYTES, ModelSpec
 
 PAPER_TENSORS_PER_BOUNDARY = 2
 """What the engine that the paper profiled sends from stage to stage: hidden state and residual, each of h elements."""
-OUR_TENSORS_PER_BOUNDARY = 1
-"""A link carries the hidden state, residual included."""
 TOKEN_BYTES = 4
 
 
@@ -28,7 +26,6 @@ class Scope(StrEnum):
     """Any one of the ranks: all of them move as much."""
     BOUNDARIES = "one rank of each stage, over all boundaries"
     MIXED = "one rank's collectives, and what crosses all boundaries"
-    EDGE = "the way from the last stage to the first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def pipeline_volume(
 ) -> Volume:
     """Pipeline parallelism alone, equation (2): tensors of h elements for each row over p - 1 boundaries.
 
-    All boundaries, payload. The token's way back from the last stage is apart: `return_edge_volume`.
+    All boundaries, payload. The token's way back from the last stage is not in it.
     """
     sent = point_to_point_volume(spec, Layout(1, pipeline), lengths, tensors_per_boundary)
     return Volume(sent.bytes, sent.scope, sent.corrected, 2)
@@ -141,12 +138,6 @@ def point_to_point_volume(
     """
     tensors = tensors_per_boundary * (layout.pipeline - 1) * lengths.forwarded_tokens
     return Volume(tensors * spec.activation_bytes / layout.tensor, Scope.BOUNDARIES, False, 7)
-
-
-def return_edge_volume(pipeline: int, lengths: Lengths, token_bytes: int = TOKEN_BYTES) -> Volume:
-    """The way back that closes a circuit, which the paper leaves out: each token from the last stage to the first."""
-    tokens = lengths.decode_tokens if pipeline > 1 else 0
-    return Volume(float(tokens * token_bytes), Scope.EDGE, False, None)
 
 
 def all_reduce_factor(ranks: int) -> float:

@@ -41,6 +41,9 @@ class Hysteresis:
         return standing_ms - other_ms > max(self.relative * standing_ms, self.absolute_ms)
 
 
+HYSTERESIS = Hysteresis()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class IncumbentRoute:
     """Incumbent route: the circuit in use, and the problem that the last search solved."""
@@ -62,7 +65,6 @@ def replan(
     prompt_tokens: int | None = None,
     leased: frozenset[str] = frozenset(),
     criteria: Criteria = Criteria(),  # noqa: B008 (an immutable value)
-    hysteresis: Hysteresis = Hysteresis(),
 ) -> Route:
     """The standing circuit with its costs as they are now, or another one that is really better.
 
@@ -72,7 +74,7 @@ def replan(
     """
     posed = snapshot.pose(Demand.of(tokens, prompt_tokens), avoid=criteria.avoid, cost=criteria.cost)
     kept = _costed_anew(standing, posed, snapshot, leased, criteria)
-    return _searched(kept, posed, snapshot, criteria, hysteresis).route
+    return _searched(kept, posed, snapshot, criteria).route
 
 
 def replan_incumbent(
@@ -83,7 +85,6 @@ def replan_incumbent(
     prompt_tokens: int | None = None,
     leased: frozenset[str] = frozenset(),
     criteria: Criteria = Criteria(),  # noqa: B008 (an immutable value)
-    hysteresis: Hysteresis = Hysteresis(),
 ) -> IncumbentRoute:
     """Replans as `replan` does, without a search where none can find a reason to leave the incumbent route.
 
@@ -100,9 +101,9 @@ def replan_incumbent(
                 shares = TripShares.of(posed.views, snapshot, criteria.cost)
                 part, rows_ms = possible_savings(standing.searched, standing.shares, posed, shares)
                 lowest_ms = part * max(0.0, lowest_ms - rows_ms)
-            if not hysteresis.real(kept.objective_ms, lowest_ms):
+            if not HYSTERESIS.real(kept.objective_ms, lowest_ms):
                 return replace(standing, route=kept)
-    return _searched(kept, posed, snapshot, criteria, hysteresis)
+    return _searched(kept, posed, snapshot, criteria)
 
 
 def possible_gain_ms(before: PosedProblem, after: PosedProblem) -> float:
@@ -128,7 +129,7 @@ def possible_gain_ms(before: PosedProblem, after: PosedProblem) -> float:
 
 
 def _searched(
-    kept: Route | None, posed: PosedProblem, snapshot: Snapshot, criteria: Criteria, hysteresis: Hysteresis
+    kept: Route | None, posed: PosedProblem, snapshot: Snapshot, criteria: Criteria
 ) -> IncumbentRoute:
     """The outcome of a search, unless what is kept is as good or there is nothing else."""
     shares = TripShares.of(posed.views, snapshot, criteria.cost) if criteria.guesses else None
@@ -138,7 +139,7 @@ def _searched(
         if kept is None:
             raise
         return IncumbentRoute(kept, posed, kept.objective_ms, shares)
-    if kept is not None and not hysteresis.real(kept.objective_ms, best.objective_ms):
+    if kept is not None and not HYSTERESIS.real(kept.objective_ms, best.objective_ms):
         return IncumbentRoute(kept, posed, min(kept.objective_ms, best.objective_ms), shares)
     return IncumbentRoute(best, posed, best.objective_ms, shares)
 

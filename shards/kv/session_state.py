@@ -89,7 +89,7 @@ def _states_of(layer: LinearAttentionLayer, kind: StateKind) -> dict[int, Tensor
 class StateMemory:
     """The states of some layers for a number of sessions. Those of equal shape share one tensor."""
 
-    __slots__ = ("_buffers", "_places")
+    __slots__ = ("_places", "buffers")
 
     def __init__(
         self, layouts: Mapping[int, Sequence[StateLayout]], sessions: int, device: torch.device
@@ -102,22 +102,23 @@ class StateMemory:
                 key = state.shape, state.dtype
                 places.append((key, counts.get(key, 0)))
                 counts[key] = counts.get(key, 0) + 1
-        self._buffers = {
+        self.buffers = {
             (shape, dtype): torch.empty(count, sessions, *shape, dtype=dtype, device=device)
             for (shape, dtype), count in counts.items()
         }
+        """By shape and dtype: states of that kind, [states, sessions, *shape]."""
 
     def views(self, session: int) -> dict[int, tuple[Tensor, ...]]:
         """The states of each layer, [1, *shape]."""
         return {
-            layer: tuple(self._buffers[key][place, session : session + 1] for key, place in places)
+            layer: tuple(self.buffers[key][place, session : session + 1] for key, place in places)
             for layer, places in self._places.items()
         }
 
     def copy_from(self, source: "StateMemory", source_session: int, session: int, sessions: int) -> None:
         """Takes over the states of sessions from memory of the same layouts."""
-        for key, ours in self._buffers.items():
-            theirs = source._buffers[key]  # noqa: SLF001 - of this class
+        for key, ours in self.buffers.items():
+            theirs = source.buffers[key]
             ours.narrow(1, session, sessions).copy_(theirs.narrow(1, source_session, sessions))
 
 

@@ -27,7 +27,6 @@ from importlib.metadata import version
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Final
 
-_PACKAGES: Final = ("transformers", "transformers.models")
 _META_KERNELS: Final = "torch._meta_registrations"
 _TRACING: Final[Mapping[str, tuple[str, ...]]] = {
     "torch.export": (),

@@ -59,11 +59,6 @@ class Channels:
         """Whether it matters when the next decode is expected."""
         return self._uplink.uses_forecasts
 
-    @property
-    def unfinished_frames(self) -> int:
-        """Frames that were given and are not there yet."""
-        return sum(len(channel.frames) for channel in self._channels)
-
     def check(self, now_s: float) -> None:
         """Raises AssertionError where bytes were lost or made, or the wire carried more than it can."""
         self.wire.account.check()

@@ -78,10 +78,8 @@ def parse_connect(head: bytes) -> Target:
 class AccessRouter(RelayPort):
     """The CONNECT proxy of one home, between `__enter__` and `__exit__`. Connects only to addresses placed in homes."""
 
-    def __init__(
-        self, shaper: Shaper, neighbourhood: Neighbourhood, home: str, port: int = 0, host: str = "127.0.0.1"
-    ) -> None:
-        super().__init__(shaper, port, host)
+    def __init__(self, shaper: Shaper, neighbourhood: Neighbourhood, home: str) -> None:
+        super().__init__(shaper, 0, "127.0.0.1")
         self._neighbourhood = neighbourhood
         self._home = home
 

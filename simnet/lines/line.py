@@ -34,7 +34,6 @@ class LineCounters:
     chunks: int
     queueing_s: float
     """Sum over chunks of the wait before their first byte left."""
-    longest_queueing_s: float
     waiting_bytes: int
 
 
@@ -89,7 +88,7 @@ class Line(Generic[Item]):
         self._free_s = -math.inf
         self._left_bytes = 0.0
         self._sent_bytes = self._chunks = 0
-        self._busy_s = self._queueing_s = self._longest_s = 0.0
+        self._busy_s = self._queueing_s = 0.0
 
     @property
     def rate_mbps(self) -> float:
@@ -159,8 +158,6 @@ class Line(Generic[Item]):
         if free_s > at_s:
             queueing_s = free_s - at_s
             self._queueing_s += queueing_s
-            if queueing_s > self._longest_s:
-                self._longest_s = queueing_s
         else:
             free_s = at_s
         self._free_s = left_s = free_s + size_bytes / self._rate
@@ -186,7 +183,6 @@ class Line(Generic[Item]):
             self._busy_s,
             self._chunks,
             self._queueing_s,
-            self._longest_s,
             self.waiting_bytes,
         )
 
@@ -195,6 +191,5 @@ class Line(Generic[Item]):
         _, size_bytes, came_s = self._waiting[0]
         queueing_s = max(0.0, self._free_s - came_s)
         self._queueing_s += queueing_s
-        self._longest_s = max(self._longest_s, queueing_s)
         self._free_s = max(self._free_s, came_s)
         self._left_bytes = size_bytes

@@ -213,7 +213,7 @@ class Pump(asyncio.BufferedProtocol):
         self._ended = True
         if self._other is not None:
             self._other.end_writing()
-            if self._other._ended:  # noqa: SLF001 - the other end of this very splice
+            if self._other.has_ended:
                 self.close()
         return True
 
@@ -221,6 +221,11 @@ class Pump(asyncio.BufferedProtocol):
         self._gone = True
         if self._splice is not None:
             self._splice.ended(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its peer sends nothing more."""
+        return self._ended
 
     def _wait_to_be_joined(self) -> None:
         """Has the transport wait: that of Python 3.11.2 begins to read although `connection_made` has paused it, and

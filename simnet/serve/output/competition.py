@@ -82,9 +82,9 @@ def prefill_cost(tokens: int) -> IterationCost:
     return _cost(tokens, [SequenceChunk(tokens, 0)])
 
 
-def decode_cost(batch: int, context: int = 512) -> IterationCost:
-    """Of one token for each of so many sessions."""
-    return _cost(batch, [SequenceChunk(1, context)] * batch)
+def decode_cost(batch: int) -> IterationCost:
+    """Of one token for each of so many sessions, of 512 tokens."""
+    return _cost(batch, [SequenceChunk(1, 512)] * batch)
 
 
 def alone(until_s: float = 5.0) -> RunRecording:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.swarms.swarm_examples import facts_of, state_of
+from support.swarms.swarm_examples import facts_of, known_keys, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
@@ -29,7 +29,6 @@ from molink.dht.records.announcement import (
     MAX_LOSS_BYTES,
     AnnouncementError,
     Reason,
-    known_keys,
     sign_facts,
     sign_loss,
     sign_state,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.properties import examples
-from support.swarms.swarm_examples import facts_of, state_of
+from support.swarms.swarm_examples import facts_of, known_keys, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records import announcement_pb2 as pb
@@ -18,7 +18,6 @@ from molink.dht.records.announcement import (
     MAX_STATE_BYTES,
     AnnouncementError,
     Reason,
-    known_keys,
     sign_facts,
     sign_state,
     state_tag,

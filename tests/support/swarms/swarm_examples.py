@@ -1,5 +1,6 @@
 """Peers to test with: facts, states, and a timing that makes minutes of a swarm's life pass in seconds."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from molink.dht.identity.identity import Identity
@@ -13,6 +14,7 @@ from molink.dht.records.records import (
     PeerState,
     ServedModel,
 )
+from molink.dht.records.state_codec import peer_tag
 from molink.shards.spec import Span
 
 MODEL = ServedModel("a" * 64, "b" * 64, "molink/tiny-shakespeare", "llama", "float32", "none", 32)
@@ -74,3 +76,8 @@ def state_of(identity: Identity, *, sequence: int = 2, facts_sequence: int = 1, 
         sessions=3,
         queued=1,
     )
+
+
+def known_keys(public_keys: Iterable[bytes]) -> dict[int, bytes]:
+    """Keys by tag, as `verify_state` looks them up."""
+    return {peer_tag(key): key for key in public_keys}
