@@ -21,7 +21,7 @@ class SlowStart:
     """Slow start of one link, until its rate is known."""
 
     __slots__ = (
-        "_best", "_flat_rounds", "_last_s", "_round_bytes", "_round_start_s", "_run_bytes", "_run_chunks",
+        "_best", "_flat_rounds", "_last_s", "_more", "_round_bytes", "_round_start_s", "_run_bytes", "_run_chunks",
         "_run_start_s", "window_bytes",
     )  # fmt: skip
 
@@ -29,6 +29,8 @@ class SlowStart:
         self.window_bytes = START_WINDOW_BYTES
         """What may be in flight."""
         self._last_s: float | None = None
+        self._more = False
+        """Bulk waited behind the last chunk: only then the next one came when the line let it."""
         self._run_start_s = 0.0
         self._run_bytes = 0
         self._run_chunks = 0
@@ -49,6 +51,7 @@ class SlowStart:
             rtt_s: the round trip without queues.
         """
         last_s, self._last_s = self._last_s, at_s
+        follows, self._more = self._more, more
         if last_s is None or not more or at_s < last_s:
             self._begin_run(at_s)
             self._begin_round(at_s)
@@ -62,6 +65,9 @@ class SlowStart:
             self._run_chunks += 1
             if at_s - self._run_start_s >= RUN_S and self._run_chunks >= RUN_CHUNKS:
                 return max(self._best, self._run_bytes / (at_s - self._run_start_s))
+        if not follows:
+            self._begin_round(at_s)
+            return None
         self._round_bytes += size_bytes
         if at_s - self._round_start_s >= max(LEAST_ROUND_S, rtt_s):
             return self._round_ends(at_s)

@@ -20,6 +20,7 @@ from molink.peer.wire.estimation.estimator import (
     RateEstimator,
     WindowedMinimum,
 )
+from molink.peer.wire.estimation.slow_start import SlowStart
 
 GAPS_S = st.floats(1e-4, 0.1)
 SIZES = st.integers(100, 256 * 1024)
@@ -55,6 +56,23 @@ def test_bursts_that_are_over_before_they_fill_a_line_never_lower_the_rate(
             estimator.record_arrival(now_s, now_s, min(left, 1024), left > 1024)
         assert estimator.bytes_per_s is not None
         assert estimator.bytes_per_s >= 1e6
+
+
+@given(
+    messages=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 8)), min_size=1, max_size=40),
+    rate=st.floats(1e4, 1e9),
+)
+def test_pauses_between_messages_never_make_a_new_line_slow(
+    messages: list[tuple[float, int]], rate: float
+) -> None:
+    """As copies come: a few chunks, and nothing for half a second. The line did not need that for the next chunk."""
+    start, now_s, chunk_bytes = SlowStart(), 5.0, 16 * 1024
+    for pause_s, chunks in messages:
+        now_s += pause_s
+        for left in reversed(range(chunks)):
+            now_s += chunk_bytes / rate
+            found = start.record_arrival(now_s, chunk_bytes, 0.0, left > 0, 0.001)
+            assert found is None or found == pytest.approx(rate, rel=1e-3)
 
 
 @given(
