@@ -146,9 +146,10 @@ def placed(
         most_ms = PULL * max(LEAST_PULL_MS, median(map(abs, off_ms.values()))) if kept else 0.0
         for peer_id in kept:
             other, rtt_ms = samples[peer_id]
-            if abs(off_ms[peer_id]) > most_ms:
-                off = most_ms if off_ms[peer_id] > 0 else -most_ms
-                rtt_ms = min(predicted_rtt_ms(own, other) + off, MAX_RTT_MS)
+            if off_ms[peer_id] > most_ms:
+                rtt_ms = min(predicted_rtt_ms(own, other) + most_ms, MAX_RTT_MS)
+            elif off_ms[peer_id] < -most_ms:  # others may have moved this peer there already, or beyond
+                rtt_ms = max(predicted_rtt_ms(own, other) - most_ms, rtt_ms)
             if other.error < least_error:
                 other = replace(other, error=least_error)
             own = updated(own, other, rtt_ms, direction_between(own_id, peer_id))

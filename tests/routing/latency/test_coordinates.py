@@ -246,6 +246,23 @@ def test_however_late_two_of_ten_answer_and_wherever_they_say_to_be_a_peer_stays
     assert own.error <= USABLE_ERROR
 
 
+def test_a_round_among_neighbours_that_pull_in_all_directions_gives_a_valid_coordinate() -> None:
+    """Where one has moved this peer beyond another that it seemed too far from, what is left to that one is no time."""
+    for seed in range(700):
+        rng = np.random.default_rng(seed)
+        width = rng.choice([1.0, 3.0, 10.0, 50.0])
+
+        def anywhere(rng: np.random.Generator = rng, width: float = width) -> Coordinate:
+            position = rng.uniform(-width, width, COORDINATE_DIMENSIONS).tolist()
+            return at(*position, height_ms=rng.uniform(0.01, width), error=rng.choice([0.05, 0.3, 1.0]))
+
+        samples = {
+            str(one): (anywhere(), float(rng.choice([rng.uniform(0.05, 2), rng.uniform(0.05, 20 * width)])))
+            for one in range(rng.integers(3, 9))
+        }
+        assert 0 < placed("own", anywhere(), samples, 3).error <= MAX_COORDINATE_ERROR
+
+
 @given(st.dictionaries(st.text(max_size=4), st.tuples(coordinates, rtts), max_size=6), coordinates)
 def test_a_round_of_any_samples_gives_a_valid_coordinate(
     samples: dict[str, tuple[Coordinate, float]], own: Coordinate
