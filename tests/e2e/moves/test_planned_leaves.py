@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from support.chaos.losses import know_all
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 200
-"""The peer leaves behind some 30 tokens and has gone behind some 100."""
+"""The peer leaves behind some 30 tokens and has gone behind some 100. Guesses might end it before."""
 TOKENS_LATER = 20
 HEARD_WITHIN_S = 60.0
 
@@ -29,9 +30,10 @@ async def test_a_peer_that_leaves_hands_its_session_over_and_goes_when_it_has(
             for one in "ab":
                 await swarm.join(f"{start}-{one}", "--model", BUNDLED, "--layers", f"{start}:{stop}")
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            await know_all(client, swarm)
             tokens = leave_at = 0
             left: asyncio.Task[int] | None = None
-            pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS)
+            pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, speculation="off")
             while True:
                 async with asyncio.timeout(HEARD_WITHIN_S):
                     piece = await anext(pieces)
