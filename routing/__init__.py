@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from molink.routing.baselines.balanced import MachineKind, plan_balanced
     from molink.routing.baselines.compact_ilp import solve_compact_ilp
     from molink.routing.baselines.flow import throughput_bound
+    from molink.routing.baselines.graph import layer_graph, lower_bound_ms
     from molink.routing.baselines.ilp import IlpOutcome, TimeLimitReached, solve_ilp
     from molink.routing.circuits.circuits import CircuitPlan, alternatives, plan_circuits, spare_without
     from molink.routing.cost.cost import CostModel
@@ -58,7 +59,9 @@ __all__ = [
     "TimeLimitReached",
     "alternatives",
     "choose_partners",
+    "layer_graph",
     "load_ms",
+    "lower_bound_ms",
     "plan",
     "plan_balanced",
     "plan_circuit",
@@ -80,6 +83,7 @@ __getattr__ = lazy_names(
         "baselines.balanced": ("MachineKind", "plan_balanced"),
         "baselines.compact_ilp": ("solve_compact_ilp",),
         "baselines.flow": ("throughput_bound",),
+        "baselines.graph": ("layer_graph", "lower_bound_ms"),
         "baselines.ilp": ("IlpOutcome", "TimeLimitReached", "solve_ilp"),
         "circuits.circuits": ("CircuitPlan", "alternatives", "plan_circuits", "spare_without"),
         "cost.cost": ("CostModel",),

@@ -166,7 +166,7 @@ class Interrupts:
         writes.setblocking(False)
         try:
             asyncio.get_running_loop().add_reader(reads, reads.recv, 4096)
-        except NotImplementedError:
+        except NotImplementedError:  # Windows, whose loop is woken by signals itself
             reads.close()
             writes.close()
         else:

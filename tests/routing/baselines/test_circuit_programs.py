@@ -1,9 +1,10 @@
-"""The integer programs are exact, bounded, and honest about time."""
+"""The integer programs are exact, bounded, and honest about time; the layer graph bounds every circuit."""
 
 import subprocess
 import sys
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,12 @@ from molink.routing import (
     CircuitProblem,
     NoCircuit,
     TimeLimitReached,
+    layer_graph,
+    lower_bound_ms,
     plan_circuit,
     solve_compact_ilp,
     solve_ilp,
+    tpot_ms,
 )
 from molink.routing.problem.problem import objective_ms
 
@@ -120,6 +124,52 @@ def test_the_compact_program_refuses_layers_that_differ() -> None:
     differing = replace(problem, layer_bytes=[1, 1, 1], layer_ms=[[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]])
     with pytest.raises(ValueError, match=r"^layer_ms must be the same"):
         solve_compact_ilp(differing)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(problems(machines=5, layers=6))
+def test_no_circuit_is_shorter_than_the_shortest_cycle_of_the_layer_graph(problem: CircuitProblem) -> None:
+    best = cheapest_of_all(problem)
+    if best is not None:
+        assert lower_bound_ms(problem) <= best
+
+
+def test_the_bound_is_the_best_circuit_where_memory_is_no_obstacle() -> None:
+    held = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]], dtype=bool)
+    rng = np.random.default_rng(0)
+    problem = CircuitProblem(
+        rng.uniform(1, 5, (3, 6)), rng.uniform(1, 9, (3, 3)), [0] * 3, [1] * 6, resident=held, allowed=held
+    )
+    assert lower_bound_ms(problem) == pytest.approx(plan_circuit(problem).tpot_ms)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(problems(machines=4, layers=5))
+def test_the_bound_is_the_shortest_way_round_that_networkx_finds(problem: CircuitProblem) -> None:
+    graph = layer_graph(problem)
+    ways = []
+    last = [node for node in graph if node[0] == problem.layers - 1]
+    for start in [node for node in graph if node[0] == 0]:
+        # The way back ends with layer 0 on the start: a whole cycle is that edge and the way out to it.
+        without_back = graph.edge_subgraph([edge for edge in graph.edges if edge[1][0] != 0])
+        for end in last:
+            if problem.layers == 1 and start == end:
+                ways.append(graph.edges[end, start]["ms"])
+            elif start in without_back and end in without_back and nx.has_path(without_back, start, end):
+                out = nx.shortest_path_length(without_back, start, end, weight="ms")
+                ways.append(out + graph.edges[end, start]["ms"])
+    assert lower_bound_ms(problem) == pytest.approx(min(ways, default=float("inf")))
+
+
+def test_a_circuit_is_a_cycle_of_the_layer_graph_of_its_own_length() -> None:
+    problem = replace(random_problem(np.random.default_rng(3), 5, 7, full=False), free_bytes=[400] * 5)
+    hops = plan_circuit(problem).hops
+    nodes = [(layer, hop.machine) for hop in hops for layer in range(hop.start, hop.stop)]
+    graph = layer_graph(problem)
+    around = zip(nodes, nodes[1:] + nodes[:1], strict=True)
+    length = sum(graph.edges[source, target]["ms"] for source, target in around)
+    assert length == pytest.approx(tpot_ms(problem, hops))
+    assert graph.number_of_edges() <= 7 * 5 * 5
 
 
 def test_solver_and_graph_libraries_are_loaded_only_where_they_are_used() -> None:
