@@ -79,6 +79,7 @@ class HolePuncher:
         tasks = [*self._moving.values(), *self._punching]
         if self._looking is not None:
             tasks.append(self._looking)
+            self._looking = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -131,7 +132,13 @@ class HolePuncher:
     async def _observed(self, peer_id: str) -> ObservedPort:
         """A port of this machine for an attempt, which closes it. Raises RelayError."""
         observing = self._early.pop(peer_id, None)
-        return await (observing or observe_port(self._observers(), self._user))
+        if observing is None:
+            return await observe_port(self._observers(), self._user)
+        try:
+            return await observing
+        except asyncio.CancelledError:
+            observing.add_done_callback(_close_observed)
+            raise
 
     async def _keep_trying(self, link: Link, facts: PeerFacts) -> None:
         """Until the link is not relayed any more, or both ends are hard."""
@@ -163,12 +170,14 @@ class HolePuncher:
             _require_host(theirs.address, _host_of(link), self._links.dialler.ranges)
             half_way_s = (link.rtt_ms or 0.0) / 2000
             begun = asyncio.ensure_future(link.request(pb.Request(punch_now=pb.PunchNow()), ANSWER_TIMEOUT_S))
+            begun.add_done_callback(
+                lambda ended: ended.cancelled() or ended.exception()
+            )  # the punch shows it
             try:
                 await asyncio.sleep(max(0.0, half_way_s + shift_s))
                 connection = await punch(mine.port, theirs.address)
             finally:
                 begun.cancel()
-                await asyncio.gather(begun, return_exceptions=True)
         finally:
             mine.close()
         way = Punched(connection, host_of(theirs.address))
@@ -196,7 +205,8 @@ class HolePuncher:
         if link in self._waiting or self._budget.spend(link.peer_id, network_of(host), now):
             raise ProtocolError("this is asked more often than may be")
         mine = await observe_port(self._observers(), self._user)
-        if (mine.hard and request.punch.hard) or link in self._waiting or link.closed_because is not None:
+        gone = link.closed_because is not None or self._looking is None
+        if (mine.hard and request.punch.hard) or link in self._waiting or gone:
             mine.close()
         else:
             timer = asyncio.get_running_loop().call_later(START_TIMEOUT_S, self._forget, link)

@@ -54,6 +54,8 @@ class Stays:
         self._user = user
         self._changed = changed
         self._keeping: dict[RelayAt, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Told to end, and waited for at the end of all."""
         self._staying: set[RelayAt] = set()
         self._doubted = asyncio.Event()
         """Replaced by another one when it is set."""
@@ -66,10 +68,8 @@ class Stays:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = tuple(self._keeping.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.keep(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
         await self.guests.__aexit__(kind, error, trace)
 
     @property
@@ -82,7 +82,10 @@ class Stays:
         wanted = relays[:MOST_STAYS]
         for relay in tuple(self._keeping):
             if relay not in wanted:
-                self._keeping.pop(relay).cancel()
+                task = self._keeping.pop(relay)
+                task.cancel()
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
         for relay in wanted:
             if relay not in self._keeping:
                 self._keeping[relay] = asyncio.create_task(self._keep(relay), name=f"stay {relay.peer_id}")
@@ -134,6 +137,8 @@ class Stays:
         fresh: RelaySession | None = None
         doubted = asyncio.ensure_future(self._doubted.wait())
         staying = asyncio.create_task(self._stay(relay, session), name=f"stay at {relay.peer_id}")
+        # However it ends: cancelled before it began, or once more while it ends.
+        staying.add_done_callback(lambda _: session.close())
         try:
             await asyncio.wait({doubted, staying}, return_when=asyncio.FIRST_COMPLETED)
             if staying.done():
@@ -156,7 +161,7 @@ class Stays:
             self._changed()
 
     async def _stay(self, relay: RelayAt, session: RelaySession) -> None:
-        """Until it ends, which always raises, and closes the session."""
+        """Until it ends, which always raises."""
         pinging: asyncio.Task[None] | None = None
         try:
             pinging = asyncio.create_task(_ping(session), name=f"ping {relay.peer_id}")
@@ -175,7 +180,6 @@ class Stays:
             if pinging is not None:
                 pinging.cancel()
                 await asyncio.gather(pinging, return_exceptions=True)
-            session.close()
 
 
 async def _ping(session: RelaySession) -> None:

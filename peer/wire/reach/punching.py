@@ -78,13 +78,23 @@ async def observe_port(relays: Sequence[RelayAt], user: RelayUser) -> ObservedPo
     if not asked:
         raise RelayError("no relay is known that could look")
     port = _fresh_port(socket.AF_INET6 if asked == ipv6[:OBSERVERS] else socket.AF_INET)
-    found = await asyncio.gather(
-        *(open_session(relay, user, local_port=port) for relay in asked), return_exceptions=True
-    )
-    sessions = [one for one in found if isinstance(one, RelaySession)]
+    opening = [
+        asyncio.create_task(open_session(relay, user, local_port=port), name="look") for relay in asked
+    ]
+    try:
+        await asyncio.gather(*opening, return_exceptions=True)
+    except asyncio.CancelledError:
+        for session in _opened(opening):
+            session.close()
+        raise
+    sessions = _opened(opening)
     if not sessions:
         raise RelayError("no relay answers")
     return ObservedPort(port, sessions)
+
+
+def _opened(ended: Sequence[asyncio.Task[RelaySession]]) -> list[RelaySession]:
+    return [one.result() for one in ended if not one.cancelled() and one.exception() is None]
 
 
 async def punch(port: int, target: str, timeout_s: float = PUNCH_TIMEOUT_S) -> socket.socket:

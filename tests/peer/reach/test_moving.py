@@ -8,12 +8,13 @@ from support.links.data_plane import asynchronous, soon, until
 from support.links.reach_ends import RelayedEnd, RelayEnd
 
 from molink.dht.identity.identity import Identity
+from molink.dht.records.records import RelayAt
 from molink.peer.reach.moving import FALSE_ADDRESS
 from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.reach.packets import RelayError
 from molink.peer.wire.reach.punching import AGAIN_S, attempt_after, observe_port, punch
-from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 
 
 @asynchronous
@@ -81,6 +82,27 @@ async def test_what_was_punched_is_connected_at_both_ends_and_a_closed_port_give
 async def test_a_port_that_no_relay_sees_is_not_observed() -> None:
     with pytest.raises(RelayError, match="no relay"):
         await observe_port((), RelayUser(Identity.generate(), None))
+
+
+@asynchronous
+async def test_a_look_that_is_given_up_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[RelaySession] = []
+
+    async def kept(relay: RelayAt, own: RelayUser, *, local_port: int) -> RelaySession:
+        opened.append(await open_session(relay, own, local_port=local_port))
+        return opened[-1]
+
+    monkeypatch.setattr("molink.peer.wire.reach.punching.open_session", kept)
+    async with RelayEnd() as relay:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            says_nothing = RelayAt(Identity.generate().peer_id, f"127.0.0.1:{silent.getsockname()[1]}")
+            user = RelayUser(Identity.generate(), None)
+            looking = asyncio.create_task(observe_port((relay.at, says_nothing), user))
+            await until(lambda: bool(opened))
+            looking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await looking
+    assert [session.connection.fileno() for session in opened] == [-1]
 
 
 def test_attempts_are_three_and_then_every_ten_minutes() -> None:

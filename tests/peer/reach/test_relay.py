@@ -319,6 +319,32 @@ async def test_a_second_stay_takes_the_place_of_the_first_and_a_lost_one_is_rene
         await until(lambda: lab.stays.relays == (lab.at,) and bool(lab.relay.stays))
 
 
+@pytest.mark.parametrize("turns", range(8))
+@asynchronous
+async def test_a_stay_leaves_no_connection_open_whatever_else_ends_at_the_moment_when_it_is_let_go(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RelaySession] = []
+
+    async def kept(relay: RelayAt, own: RelayUser) -> RelaySession:
+        opened.append(await open_session(relay, own))
+        return opened[-1]
+
+    monkeypatch.setattr("molink.peer.reach.stays.open_session", kept)
+    async with Lab() as lab:
+        await lab.stay()
+        opened[-1].connection.shutdown(socket.SHUT_RDWR)  # the stay ends by itself, while it is let go of,
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lab.stays.keep(())
+        for _ in range(turns % 3):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("stay"):  # and so is every task, as when a program is interrupted
+                task.cancel()
+    assert [session.connection.fileno() for session in opened] == [-1] * len(opened)
+
+
 @asynchronous
 async def test_an_invitation_over_a_stay_that_is_gone_without_a_word_comes_over_the_next_one() -> None:
     async with Lab() as lab:
