@@ -235,8 +235,8 @@ class SamplingParams:
     logit_bias is added to the logits, then come the penalties, and what a grammar or min_tokens forbids is left out.
     temperature 0 is greedy and ignores min_p, top_k, top_p and seed. Otherwise the logits are divided by it, cut to
     tokens that are at least min_p times as likely as the likeliest, to the top_k most likely (0: all) and then to the
-    smallest set of probability top_p, and a token is drawn with a random number that depends on (seed, position) alone,
-    so that any peer that takes over draws the same.
+    smallest set of probability top_p, and a token is drawn in an exponential race whose numbers depend on (seed,
+    position, token id) alone (`sampling/race.py`), so that any peer that takes over draws the same.
     """
 
     max_new_tokens: int = 128

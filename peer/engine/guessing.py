@@ -9,6 +9,7 @@ from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
+from molink.peer.speculation.draft_drawing import DraftDrawing
 from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
@@ -176,10 +177,10 @@ class HeadGuesses:
     def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
         """None: as many tokens are kept as may be."""
         plan, prediction = session.plan, start.prediction
-        sampled = plan.params.temperature > 0
+        drawing = DraftDrawing.of(plan.params, plan.seed)
         if plan.params.grammar is not None:
             return SessionGuesses.of_grammar(
-                plan.stages, sampled=sampled, fixed=self._fixed, totals=self.counts
+                plan.stages, drawing=drawing, fixed=self._fixed, totals=self.counts
             )
         self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
@@ -193,7 +194,7 @@ class HeadGuesses:
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         return SessionGuesses(
-            table, prediction, plan.stages, draft, sampled=sampled, fixed=self._fixed, totals=self.counts
+            table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
 
 

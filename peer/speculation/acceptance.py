@@ -44,12 +44,12 @@ GREEDY = _beforehand(
 SAMPLED = _beforehand(
     (0.15, 0.3, 0.6, 0.65, 0.75),
     (0.1, 0.25, 0.5, 0.2, 0.4, 0.55, 0.25, 0.6, 0.75, 0.45, 0.8, 0.9),
-    (0.1, 0.2, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9),
-    0.39,
+    (0.34, 0.4, 0.45, 0.51, 0.61, 0.69, 0.78, 0.93),
+    0.68,
 )
 """What sessions begin with: about what was measured with the bundled model, greedy and at temperature 0.8: of tables
-by length of context, and then by how often it was seen; of a draft model by the probability that it gives,
-and what its card says of all its guesses."""
+by length of context, and then by how often it was seen; of a draft model by the strength that it gives to a
+guess, and of all its guesses."""
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from molink.peer.speculation.draft_drawing import DraftDrawing, first_ranked
+
 Floats: TypeAlias = NDArray[np.float32]
 SEEN_TOKENS = 64
 """Of a sequence that it begins with: the last so many."""
 MOST_DRAFTED = 8
 """Of one trip."""
-STRENGTHS = 8
-"""By the probability that it gives its guess, in equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,13 @@ class DraftCache:
 class DraftLookup:
     """Owns what a draft model has seen of one sequence."""
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: DraftModel, drawing: DraftDrawing | None = None) -> None:
+        """`drawing`: how the tokens are drawn; None: the likeliest ones are taken."""
         self._model = model
+        self._drawing = drawing
         self._cache = DraftCache(model)
+        self._length = 0
+        """Of the whole sequence."""
         self._tokens: list[int] = []
         """The end of the sequence that the model sees, from the first token that it saw on."""
         self.unasked_trips = 0
@@ -168,6 +172,7 @@ class DraftLookup:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The sequence has these tokens more. What is too far back is seen no more."""
+        self._length += len(tokens)
         self._tokens += tokens
         if len(self._tokens) + MOST_DRAFTED > self._model.shape.most_positions:
             self._tokens, self._cache = self._tokens[-SEEN_TOKENS:], DraftCache(self._model)
@@ -181,32 +186,36 @@ class DraftLookup:
             (at for at, pair in enumerate(zip(held, self._tokens, strict=False)) if pair[0] != pair[1]), None
         )
         self._cache.truncate(min(len(held), len(self._tokens) - 1) if same is None else same)
-        return DraftChain(self._cache, self._tokens[len(held) :])
+        return DraftChain(self._cache, self._tokens[len(held) :], self._drawing, self._length)
 
 
 class DraftChain:
     """A row of guesses of a draft model, one after the other. One chain at a time has its cache."""
 
-    def __init__(self, cache: DraftCache, coming: Sequence[int]) -> None:
-        """`coming` are tokens of the sequence that the cache does not hold; one at least."""
+    def __init__(
+        self, cache: DraftCache, coming: Sequence[int], drawing: DraftDrawing | None, position: int
+    ) -> None:
+        """`coming` are tokens of the sequence that the cache does not hold; one at least. The first guess is for that
+        position of the sequence."""
         self._cache = cache
         self._coming = list(coming)
+        self._drawing = drawing
+        self._position = position
         self._left = MOST_DRAFTED
 
     def guess(self) -> tuple[int, int] | None:
-        """The likeliest next token, and how strong a guess it is; None: so many are enough."""
+        """The next token, and how strong a guess it is; None: so many are enough."""
         if not self._left:
             return None
         self._left -= 1
         logits = self._cache.step(self._coming)
         self._coming = []
-        token = int(logits.argmax())
-        probability = 1 / float(np.exp(logits - logits[token]).sum())
-        return token, min(STRENGTHS - 1, int(STRENGTHS * probability))
+        return first_ranked(self._drawing, logits, self._position, 1)[0]
 
     def follow(self, token: int) -> None:
         """The sequence goes on with this token, whoever guessed it."""
         self._coming.append(token)
+        self._position += 1
 
 
 def _attended(

@@ -23,6 +23,7 @@ from molink.peer.speculation.acceptance import (
     Acceptance,
     GuessKind,
 )
+from molink.peer.speculation.draft_drawing import DraftDrawing
 from molink.peer.speculation.draft_model import MOST_DRAFTED, DraftLookup, DraftModel
 from molink.peer.speculation.expected_tokens import ExpectedTokens
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, lengthened_ms, predicted_ms
@@ -103,22 +104,22 @@ class SessionGuesses:
         stages: Sequence[PipelineStage] = (),
         draft: DraftModel | None = None,
         *,
-        sampled: bool = False,
+        drawing: DraftDrawing | None = None,
         fixed: int | None = None,
         totals: SourceCounts | None = None,
     ) -> None:
         """`table` has the client's earlier generations, and learns this one; `prediction` is what the client says that
-        will be generated; where tokens are `sampled` less is guessed right. By the circuit's `stages` it is decided how
-        many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in `totals`
-        too."""
+        will be generated; where tokens are sampled, by a `drawing`, less is guessed right. By the circuit's `stages` it
+        is decided how many guesses travel, unless that is `fixed`; without either all do. What is counted is counted in
+        `totals` too."""
         self._lookups: dict[str, GuessSource] = {LOOKUP: TextLookup()}
         if table is not None:
             self._lookups[TABLE] = TableLookup(table)
         if prediction:
             self._lookups[PREDICTION] = PredictionLookup(prediction)
         if draft is not None:
-            self._lookups[DRAFT] = DraftLookup(draft)
-        self._acceptance = Acceptance(SAMPLED if sampled else GREEDY)
+            self._lookups[DRAFT] = DraftLookup(draft, drawing)
+        self._acceptance = Acceptance(GREEDY if drawing is None else SAMPLED)
         self._idle_trips = 0
         """In a row: the latest ones, with which no guess travelled."""
         self._costs = CircuitCosts(stages) if stages else None
@@ -138,13 +139,13 @@ class SessionGuesses:
         cls,
         stages: Sequence[PipelineStage] = (),
         *,
-        sampled: bool = False,
+        drawing: DraftDrawing | None = None,
         fixed: int | None = None,
         totals: SourceCounts | None = None,
     ) -> "SessionGuesses":
         """Of a session whose tokens are of a grammar: its tail draws behind those guesses alone that it has said to
         expect, for it knows no other's masks."""
-        made = cls(stages=stages, sampled=sampled, fixed=fixed, totals=totals)
+        made = cls(stages=stages, drawing=drawing, fixed=fixed, totals=totals)
         made._lookups = {GRAMMAR: ExpectedTokens()}
         return made
 

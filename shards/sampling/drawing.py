@@ -11,9 +11,8 @@ from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from molink.shards.sampling.weights import Weights
+from molink.shards.sampling.weights import Weights, race_winner, raced, weigh
 
 _CANDIDATES = 1024
 """Likeliest tokens that are put in order for top_k and top_p, before all are."""
@@ -37,8 +36,8 @@ class Pick:
     top_k: int = 0
     top_p: float = 1.0
     logprobs: int | None = None
-    number: float = 0.0
-    """Random, in [0, 1)."""
+    key: int = 0
+    """Of the race that the token is drawn in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,13 +92,14 @@ def draw(
     unsettled = torch.zeros_like(tokens, dtype=torch.bool)
     told = None
     kinds = _Kinds.of(picks, logits.shape[1])
-    if kinds.weighed or kinds.ordered:
+    if kinds.plain or kinds.ordered:
         rows = _Rows.sent(kinds, picks, logits, peaks, dtype)
-        whole = Weights.of(logits, rows.weighed, rows.asked.peaks[rows.weighed], rows.weighed_at)
-        plain, opens = len(kinds.plain), len(kinds.open)
-        if plain:
-            among = whole.part(0, plain)
-            tokens[rows.plain] = among.beyond(rows.asked.number[rows.plain] * among.total)
+        opens = len(kinds.open)
+        if kinds.plain:
+            asked = rows.asked.part(rows.plain)
+            tokens[rows.plain] = race_winner(logits, rows.plain, asked.peaks, asked.temperature, asked.key)
+        if kinds.weighed:
+            whole = Weights.of(logits, rows.weighed, rows.asked.peaks[rows.weighed], rows.weighed_at)
         if kinds.ordered:
             if not kinds.open and candidates < logits.shape[1]:
                 most = max((picks[row].top_k for row in kinds.limited), default=0)
@@ -107,12 +107,14 @@ def draw(
             whole_batch = kinds.ordered == list(range(len(picks)))
             order = _Order.of(logits, rows.ordered, candidates, whole=whole_batch)
         if kinds.cut:
-            totals = pad(whole.part(plain, plain + opens).total, (0, 0, 0, len(kinds.limited)))
+            totals = rows.asked.peaks.new_zeros(len(kinds.cut), 1)
+            if opens:
+                totals[:opens] = whole.part(0, opens).total
             tokens[rows.cut], unsettled[rows.cut] = _drawn_from(
                 order.part(slice(len(kinds.cut))), rows.asked.part(rows.cut), totals, logits.shape[1]
             )
         if kinds.told:
-            totals = whole.part(plain + opens, len(kinds.weighed)).total
+            totals = whole.part(opens, len(kinds.weighed)).total
             told, short = _told(logits, order, rows, tokens, totals, most_told(picks, logits.shape[1]))
             unsettled[rows.told] |= short
     return Drawn(tokens, peaks, unsettled, told)
@@ -143,17 +145,17 @@ def draw_any(logits: Tensor, asked: "Asked", candidates: int) -> Drawn:
     that they can be recorded: each row is drawn in all ways, and what it asked for says which one counts."""
     vocabulary = logits.shape[1]
     tokens = logits.argmax(-1, keepdim=True)
-    asked = replace(asked, peaks=logits.gather(1, tokens).to(asked.number.dtype))
+    asked = replace(asked, peaks=logits.gather(1, tokens).to(asked.temperature.dtype))
     every = torch.arange(len(logits), device=logits.device)
     draws = asked.temperature > 0
     weighed_at = torch.where(draws, asked.temperature, 1)
     whole = Weights.of(logits, every, asked.peaks, weighed_at)
-    plain = whole.beyond(asked.number * whole.total)
+    plain = race_winner(logits, every, asked.peaks, weighed_at, asked.key)
     order = _Order.of(logits, every, candidates, whole=True)
     among, unsettled = _drawn_from(order, replace(asked, temperature=weighed_at), whole.total, vocabulary)
     is_cut = draws & ((asked.top_p < 1) | (asked.top_k < vocabulary))
-    drawn = torch.where(is_cut, among, torch.where(draws, plain, tokens))
-    return Drawn(drawn, asked.peaks, unsettled & is_cut, None)
+    chosen = torch.where(is_cut, among, torch.where(draws, plain, tokens))
+    return Drawn(chosen, asked.peaks, unsettled & is_cut, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,13 +166,13 @@ class Asked:
     """Their largest logits."""
     temperature: Tensor
     top_p: Tensor
-    number: Tensor
+    key: Tensor
     top_k: Tensor
     """As large as the vocabulary where there is no limit."""
 
     def part(self, rows: Tensor) -> "Asked":
         """That of some of the rows."""
-        columns = self.peaks, self.temperature, self.top_p, self.number, self.top_k
+        columns = self.peaks, self.temperature, self.top_p, self.key, self.top_k
         return Asked(*(column[rows] for column in columns))
 
 
@@ -179,7 +181,7 @@ class _Kinds:
     """Which rows are treated how."""
 
     plain: list[int]
-    """Draw from the whole vocabulary, in order of ids."""
+    """Draw from the whole vocabulary."""
     open: list[int]
     """Draw from what top_p leaves of all."""
     limited: list[int]
@@ -204,8 +206,8 @@ class _Kinds:
 
     @property
     def weighed(self) -> list[int]:
-        """Those whose whole vocabulary is weighed."""
-        return self.plain + self.open + self.told
+        """Those of whose whole vocabulary the weight is summed up."""
+        return self.open + self.told
 
     @property
     def ordered(self) -> list[int]:
@@ -238,18 +240,19 @@ class _Rows:
         places = {row: at for at, row in enumerate(kinds.ordered)}
         lists = kinds.plain, kinds.cut, kinds.told, kinds.ordered, [places[row] for row in kinds.told]
         counts = [pick.top_k or logits.shape[1] for pick in picks], [pick.logprobs or 0 for pick in picks]
-        plain, cut, told, ordered, told_places, top_k, wanted = on_device(
-            (*lists, *counts), torch.long, logits
+        keys = [pick.key for pick in picks]
+        plain, cut, told, ordered, told_places, top_k, wanted, key = on_device(
+            (*lists, *counts, keys), torch.long, logits
         )
         least = torch.finfo(dtype).tiny  # in float32 smaller ones would be 0
         settings = [max(pick.temperature, least) for pick in picks], [pick.top_p for pick in picks]
-        temperature, top_p, number = on_device((*settings, [pick.number for pick in picks]), dtype, logits)
-        drawing = torch.cat([plain, cut[: len(kinds.open)]])
+        temperature, top_p = on_device(settings, dtype, logits)
+        opens = cut[: len(kinds.open)]
         ones = torch.ones_like(told, dtype=dtype)
         return cls(
-            plain, cut, told, torch.cat([drawing, told]), ordered, told_places,
-            torch.cat([temperature[drawing], ones])[:, None],
-            Asked(peaks.to(dtype), temperature[:, None], top_p[:, None], number[:, None], top_k[:, None]),
+            plain, cut, told, torch.cat([opens, told]), ordered, told_places,
+            torch.cat([temperature[opens], ones])[:, None],
+            Asked(peaks.to(dtype), temperature[:, None], top_p[:, None], key[:, None], top_k[:, None]),
             wanted[:, None],
         )  # fmt: skip
 
@@ -303,8 +306,9 @@ def _drawn_from(order: _Order, asked: Asked, totals: Tensor, vocabulary: int) ->
     among = torch.arange(len(kept), device=kept.device)
     weights = Weights.of(kept, among, asked.peaks, asked.temperature)
     target = asked.top_p * torch.where(asked.top_k < vocabulary, weights.total, totals)
-    last, through = weights.reaching(target)
-    place = torch.minimum(last, weights.beyond(asked.number * through))
+    last = weights.reaching(target)
+    shares = raced(weigh(kept, asked.peaks, asked.temperature), asked.key, order.ids)
+    place = shares.masked_fill_(places > last, 0).argmax(-1, keepdim=True)
     short = order.short(last) | (order.partial & (weights.total < target))
     return order.ids.gather(1, place), short
 

@@ -12,12 +12,13 @@ from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
 from molink.shards.errors import in_one_line
 from molink.shards.sampling.drawing import Asked, Pick, candidates_on, draw_any
+from molink.shards.sampling.race import KEY_BITS
 from molink.shards.sampling.weights import weighing_dtype
 
-_SETTINGS = 4
-"""Numbers that say how a row is drawn: temperature, top_p, the random number, top_k."""
-_NOBODYS = (0.0, 1.0, 0.0)
-"""The same of rows that nobody asked for, but for top_k, which is the vocabulary."""
+_SETTINGS = 5
+"""Numbers that say how a row is drawn: temperature, top_p, top_k, the two halves of the race's key."""
+_HALF_KEY = 1 << (KEY_BITS // 2)
+"""Halves are below it: exact in float32 too."""
 _log = logging.getLogger(__name__)
 
 
@@ -86,8 +87,8 @@ class RecordedDrawing:
         host = settings.host()
         least = torch.finfo(host.dtype).tiny
         asked = [
-            (max(pick.temperature, least) if pick.temperature else 0.0, pick.top_p, pick.number,
-             pick.top_k or self._vocabulary)
+            (max(pick.temperature, least) if pick.temperature else 0.0, pick.top_p,
+             pick.top_k or self._vocabulary, *divmod(pick.key, _HALF_KEY))
             for pick in picks
         ]  # fmt: skip
         host.numpy()[: len(asked)] = asked
@@ -99,13 +100,15 @@ class RecordedDrawing:
             most, dtype = self._sizes[-1], weighing_dtype(self._device.place)
             self._logits = torch.zeros(most, self._vocabulary, device=self._device.place)
             self._settings = Staging((most, _SETTINGS), dtype, self._device)
-            self._settings.host()[:] = torch.tensor((*_NOBODYS, self._vocabulary), dtype=dtype)
+            nobodys = (0.0, 1.0, self._vocabulary, 0.0, 0.0)
+            self._settings.host()[:] = torch.tensor(nobodys, dtype=dtype)
             self._settings.send()
         logits, settings = self._logits[:size], self._settings.on_device[:size]
-        temperature, top_p, number, top_k = torch.split(settings, 1, -1)
+        temperature, top_p, top_k, high, low = torch.split(settings, 1, -1)
 
         def drawing() -> Tensor:
-            asked = Asked(number, temperature, top_p, number, top_k.long())
+            key = high.long() * _HALF_KEY + low.long()
+            asked = Asked(temperature, temperature, top_p, key, top_k.long())
             drawn = draw_any(logits, asked, candidates_on(logits.device))
             return drawn.packed(settings.dtype).view(-1, size)
 

@@ -1,9 +1,7 @@
 """The next token of each session from its logits. What is drawn depends on (seed, position), the logits and what the
 request says of the sequence before it alone."""
 
-import hashlib
 import math
-import struct
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from molink.shards.sampling.constraints import constrain, with_bias
 from molink.shards.sampling.drawing import Pick, candidates_on, draw, most_told, on_device
+from molink.shards.sampling.race import race_key
 from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.weights import weighing_dtype
@@ -102,14 +101,6 @@ def sample_each(
     return [outcomes[row] for row in range(len(picks))]
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, a hash of (seed, position): the same on every machine."""
-    digest = hashlib.blake2b(
-        struct.pack("<QQ", seed, position), digest_size=8, person=b"molink.sample"
-    ).digest()
-    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _DrawnLogits:
     """Logits that some rows draw from."""
@@ -185,10 +176,10 @@ def _pick(request: SampleRequest, vocabulary: int) -> Pick | Exception:
     if params.temperature == 0:
         return Pick(logprobs=params.logprobs)
     try:
-        number = uniform(request.seed, request.position)
+        key = race_key(request.seed, request.position)
     except Exception as error:  # noqa: BLE001 - a session's boundary: the other rows are not its
         return error
-    return Pick(params.temperature, params.top_k, params.top_p, params.logprobs, number)
+    return Pick(params.temperature, params.top_k, params.top_p, params.logprobs, key)
 
 
 def _draw_part(

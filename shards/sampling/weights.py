@@ -1,4 +1,5 @@
-"""Where a share of a row's probability lies, for many rows of logits at once. Nothing here waits for the device.
+"""Which token of a row wins the race, and where a share of its probability lies, for many rows of logits at once.
+Nothing here waits for the device.
 
 Weights are unnormalised probabilities, exp((logit - largest) / temperature). Of a whole vocabulary only the sums of
 groups of neighbours are kept; a cumulative weight is looked for among the groups first, then within one.
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from molink.shards.sampling.race import NUMBER_STEP, race_numbers
 
 GROUP = 512
 """Entries whose weights are kept as one sum."""
@@ -43,9 +46,8 @@ class Weights:
     def of(cls, logits: Tensor, rows: Tensor, peaks: Tensor, temperatures: Tensor) -> "Weights":
         """Weighs all entries, slice by slice."""
         sums = []
-        entries = SLICE if logits.device.type == "cpu" else DEVICE_SLICE
-        for part in torch.split(logits, entries, 1):
-            weights = _weigh(part.index_select(0, rows), peaks, temperatures)
+        for part in torch.split(logits, _slice_of(logits), 1):
+            weights = weigh(part.index_select(0, rows), peaks, temperatures)
             padded = pad(weights, (0, -part.shape[1] % GROUP))
             sums.append(torch.unflatten(padded, 1, (-1, GROUP)).sum(-1))
         return cls(logits, rows, peaks, temperatures, pad(torch.cat(sums, 1).cumsum(-1), (1, 0)))
@@ -60,30 +62,45 @@ class Weights:
         """[rows, 1]."""
         return self.before[:, -1:]
 
-    def reaching(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The first entry through which the cumulative weight is at least `target`, and that weight, each [rows, 1] as
-        the target is; the last entry that has a weight where none does."""
-        return self._find(target, beyond=False)
-
-    def beyond(self, target: Tensor) -> Tensor:
-        """As `reaching`, where the cumulative weight must be above the target."""
-        return self._find(target, beyond=True)[0]
-
-    def _find(self, target: Tensor, *, beyond: bool) -> tuple[Tensor, Tensor]:
-        compare = torch.gt if beyond else torch.ge
+    def reaching(self, target: Tensor) -> Tensor:
+        """The first entry through which the cumulative weight is at least `target`, [rows, 1] as the target is; the
+        last entry that has a weight where none does."""
         before, through = self.before[:, :-1], self.before[:, 1:]
-        group = _first(compare(through, target), through > before)
+        group = _first(through >= target, through > before)
         entries = group * GROUP + torch.arange(GROUP, device=group.device)
         last = self.logits.shape[1] - 1
         logits = self.logits[self.rows[:, None], entries.clamp(max=last)]
-        weights = _weigh(logits, self.peaks, self.temperatures).masked_fill_(entries > last, 0)
+        weights = weigh(logits, self.peaks, self.temperatures).masked_fill_(entries > last, 0)
         cumulative = before.gather(1, group) + weights.cumsum(-1)
-        at = _first(compare(cumulative, target), weights > 0)
-        return group * GROUP + at, cumulative.gather(1, at)
+        return group * GROUP + _first(cumulative >= target, weights > 0)
 
 
-def _weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
-    """Subtracting first keeps tiny temperatures finite."""
+def race_winner(logits: Tensor, rows: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """The token whose weight wins the race, for each of these rows of logits [any, vocabulary]: [rows, 1]. Peaks,
+    temperatures and keys are columns [rows, 1]."""
+    best, ids, begin = [], [], 0
+    for part in torch.split(logits, _slice_of(logits), 1):
+        token_ids = torch.arange(begin, begin + part.shape[1], device=part.device)
+        shares = raced(weigh(part.index_select(0, rows), peaks, temperatures), keys, token_ids)
+        share, at = shares.max(-1, keepdim=True)
+        best.append(share)
+        ids.append(at + begin)
+        begin += part.shape[1]
+    return torch.cat(ids, 1).gather(1, torch.cat(best, 1).argmax(-1, keepdim=True))
+
+
+def raced(weights: Tensor, keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Weights [rows, tokens], which are overwritten, over what each token runs with: the largest of a row wins."""
+    numbers = race_numbers(keys, token_ids).to(weights.dtype)
+    return weights.div_(numbers.add_(0.5).mul_(-NUMBER_STEP).log1p_().neg_())
+
+
+def _slice_of(logits: Tensor) -> int:
+    return SLICE if logits.device.type == "cpu" else DEVICE_SLICE
+
+
+def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
+    """Unnormalised probabilities. Subtracting first keeps tiny temperatures finite."""
     return (logits - peaks).div_(temperatures).exp_()
 
 

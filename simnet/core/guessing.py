@@ -68,7 +68,7 @@ class TapeGuesser:
         self._guesses = SessionGuesses(
             stages=stages,
             draft=bundled_draft() if speculation.drafts else None,
-            sampled=speculation.temperature > 0,
+            drawing=self._tape.drawing(),
             fixed=speculation.fixed,
         )
         self._guesses.extend(self._tape.prompt)

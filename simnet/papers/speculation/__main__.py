@@ -39,7 +39,7 @@ class Setting:
         draft = bundled_draft() if self.drafts else None
         for number in range(count):
             tape = GenerationTape(number, self.temperature)
-            yield Session(tape, stages, draft, self.temperature > 0, new_tokens)
+            yield Session(tape, stages, draft, tape.drawing(), new_tokens)
 
 
 def main() -> None:

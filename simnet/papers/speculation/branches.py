@@ -1,6 +1,6 @@
 """What may come behind a sequence, as a tree: at each place several tokens, each with the chance that it is right.
 
-The sources are the product's, and what a guess of a kind is worth is learnt as there. Beside a draft model's likeliest
+The sources are the product's, and what a guess of a kind is worth is learnt as there. Beside a draft model's first
 token its second and third are guesses too, of kinds of their own.
 """
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
 
-import numpy as np
-
 from molink.peer.speculation.acceptance import DRAFT, GREEDY, LOOKUP, SAMPLED, TABLE, Acceptance, GuessKind
-from molink.peer.speculation.draft_model import SEEN_TOKENS, STRENGTHS, DraftCache, DraftModel
+from molink.peer.speculation.draft_drawing import STRENGTHS, DraftDrawing, first_ranked
+from molink.peer.speculation.draft_model import SEEN_TOKENS, DraftCache, DraftModel
 from molink.peer.speculation.lookup import TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
 from molink.peer.speculation.session_guesses import LEAST_CHANCE
@@ -33,7 +32,7 @@ class Branch:
     """The chance that all of them are right."""
 
 
-def _beforehand(sampled: bool) -> Mapping[GuessKind, float]:
+def _beforehand(*, sampled: bool) -> Mapping[GuessKind, float]:
     known = dict(SAMPLED if sampled else GREEDY)
     for rank in range(1, BRANCHES):
         known |= {(f"{DRAFT} {rank}", eighths): (eighths + 0.5) / STRENGTHS for eighths in range(STRENGTHS)}
@@ -43,12 +42,15 @@ def _beforehand(sampled: bool) -> Mapping[GuessKind, float]:
 class Branches:
     """Owns where one session's guesses come from, and how right each kind has been in it."""
 
-    def __init__(self, prompt: Sequence[int], draft: DraftModel | None, *, sampled: bool) -> None:
+    def __init__(self, prompt: Sequence[int], draft: DraftModel | None, drawing: DraftDrawing | None) -> None:
         self._text = TextLookup()
         self._table = TableLookup(NgramTable())
         self._draft = draft
-        self._acceptance = Acceptance(_beforehand(sampled))
+        self._acceptance = Acceptance(_beforehand(sampled=drawing is not None))
+        self._drawing = drawing
         self._tokens = list(prompt)
+        self._length = len(prompt)
+        """Of the whole sequence; tokens that are far back are kept no more."""
         self._cache = None if draft is None else DraftCache(draft)
         self._said: dict[Path, list[tuple[GuessKind, int]]] = {}
         """What was said to come behind these guesses, until it is scored."""
@@ -66,6 +68,7 @@ class Branches:
         self._text.extend(tokens)
         self._table.extend(tokens)
         self._tokens += tokens
+        self._length += len(tokens)
         draft = self._draft
         if draft is not None and len(self._tokens) + SEEN_TOKENS > draft.shape.most_positions:
             self._tokens, self._cache = self._tokens[-SEEN_TOKENS:], DraftCache(draft)
@@ -115,8 +118,6 @@ class Branches:
         cache, known = self._cache, len(self._tokens)
         cache.truncate(min(len(cache.tokens), known - 1))
         logits = cache.step([*self._tokens[len(cache.tokens) :], *path])
-        best = np.argsort(logits)[: -BRANCHES - 1 : -1]
-        weights = np.exp(logits - logits[best[0]])
-        parts = (weights[best] / weights.sum() * STRENGTHS).astype(int).clip(max=STRENGTHS - 1)
+        ranked = first_ranked(self._drawing, logits, self._length + len(path), BRANCHES)
         names = (DRAFT, *(f"{DRAFT} {rank}" for rank in range(1, BRANCHES)))
-        return [((name, int(part)), int(token)) for name, part, token in zip(names, parts, best, strict=True)]
+        return [((name, strength), token) for name, (token, strength) in zip(names, ranked, strict=False)]

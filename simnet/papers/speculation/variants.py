@@ -14,6 +14,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
 
+from molink.peer.speculation.draft_drawing import DraftDrawing
 from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.guess_count import CircuitCosts
 from molink.peer.speculation.ngram_tables import NgramTable
@@ -41,18 +42,18 @@ class Session:
     tape: Tape
     stages: tuple[PipelineStage, ...]
     draft: DraftModel | None
-    sampled: bool
+    drawing: DraftDrawing | None
     new_tokens: int
 
     def branches(self) -> Branches:
-        return Branches(self.tape.prompt, self.draft, sampled=self.sampled)
+        return Branches(self.tape.prompt, self.draft, self.drawing)
 
 
 def chain_ms(session: Session) -> float:
     """Of a token with a chain, of as many guesses as pay: the product's."""
     costs = CircuitCosts(session.stages)
     guesses = SessionGuesses(
-        NgramTable(), stages=session.stages, draft=session.draft, sampled=session.sampled
+        NgramTable(), stages=session.stages, draft=session.draft, drawing=session.drawing
     )
     guesses.extend(session.tape.prompt)
     now_ms, generated = 0.0, 0

@@ -59,12 +59,14 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     with OUTPUT.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["temperature", "top_p", "prompt", "generated"])
+        rows.writerow(["temperature", "top_p", "seed", "prompt", "generated"])
         for temperature, top_p in SAMPLINGS:
             for number, prompt in enumerate(held_out_prompts(corpus)):
                 params = SamplingParams(GENERATED_TOKENS, temperature=temperature, top_p=top_p, seed=number)
                 generated = generate(model, prompt, params)
-                rows.writerow([temperature, top_p, " ".join(map(str, prompt)), " ".join(map(str, generated))])
+                rows.writerow(
+                    [temperature, top_p, number, " ".join(map(str, prompt)), " ".join(map(str, generated))]
+                )
 
 
 if __name__ == "__main__":

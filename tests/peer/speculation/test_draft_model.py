@@ -12,16 +12,17 @@ from support.swarms.pipelines import stage
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from molink.peer.scheduling.trip_load import ALONE, BatchLoad, TripLoad
+from molink.peer.speculation.draft_drawing import STRENGTHS, DraftDrawing
 from molink.peer.speculation.draft_model import (
     MOST_DRAFTED,
     SEEN_TOKENS,
-    STRENGTHS,
     DraftCache,
     DraftLookup,
     DraftModel,
     DraftShape,
 )
 from molink.peer.speculation.session_guesses import SessionGuesses
+from molink.shards.spec import SamplingParams
 
 VOCABULARY = 50
 
@@ -83,6 +84,25 @@ def test_guesses_are_the_models_likeliest_whatever_was_refused_before(trips: lis
         tokens = [(len(sequence) * 5 + at) % VOCABULARY for at in range(came)]
         lookup.extend(tokens)
         sequence += tokens
+
+
+def test_where_tokens_are_drawn_each_place_of_the_sequence_has_its_own_race_however_long_it_grows() -> None:
+    reference, model = made(tied=True, positions=128)
+    drawing = DraftDrawing.of(SamplingParams(temperature=1.5), 3)
+    assert drawing is not None
+    lookup, tokens = DraftLookup(model, drawing), [at * 3 % VOCABULARY for at in range(1000)]
+    lookup.begin_with(tokens)
+    seen = tokens[-SEEN_TOKENS:]
+    for _ in range(2):
+        chain = lookup.begin()
+        for place in range(3):
+            guess = chain.guess()
+            expected = drawing.ranked(reference_logits(reference, seen), len(tokens) + place, 1)
+            assert guess == expected[0]
+            chain.follow(guess[0])
+            seen.append(guess[0])
+        lookup.extend(seen[-3:])
+        tokens += seen[-3:]
 
 
 def test_a_chain_ends_after_as_many_guesses_as_may_be() -> None:

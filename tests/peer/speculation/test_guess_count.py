@@ -174,8 +174,8 @@ def token_ms(stages: Sequence[PipelineStage], sessions: int, temperature: float,
     """
     costs = CircuitCosts(stages)
     there = [
-        _Session(SessionGuesses(sampled=temperature > 0), GenerationTape(number, temperature))
-        for number in range(sessions)
+        _Session(SessionGuesses(drawing=tape.drawing()), tape)
+        for tape in [GenerationTape(number, temperature) for number in range(sessions)]
     ]
     for one in there:
         one.guesses.extend(one.tape.prompt)

@@ -42,7 +42,7 @@ class Session:
 
     def __post_init__(self) -> None:
         params = SimpleNamespace(temperature=0.0, grammar=None)
-        self.plan = SimpleNamespace(capacity_tokens=self.capacity_tokens, stages=FAR, params=params)
+        self.plan = SimpleNamespace(capacity_tokens=self.capacity_tokens, stages=FAR, params=params, seed=0)
         self.owner = SimpleNamespace(peer_id=self.client)
 
 

@@ -3,14 +3,17 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.devices.sampling_by_row import runs_with
 from support.pairwise import usually
 
+from molink.shards.sampling.race import KEY_BITS, NUMBER_STEP, race_key, race_numbers
 from molink.shards.sampling.sample_request import SampleRequest
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample, uniform
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample
 from molink.shards.spec import SamplingParams
 
 
@@ -28,6 +31,8 @@ def chi_square(counts: Counter[int], expected: torch.Tensor, total: int) -> floa
     return sum((counts[i] - total * p) ** 2 / (total * p) for i, p in enumerate(expected.tolist()) if p > 0)
 
 
+KEYS = [124610483232558, 17132955554443, 12504770132047]
+NUMBERS = [132009734178184, 847411481882319, 3503457388938574]
 LOGITS = torch.tensor([2.0, 0.5, 1.5, -1.0, 0.0, 1.0])
 
 
@@ -105,19 +110,51 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 def test_seeds_and_positions_draw_independently() -> None:
-    numbers = [[uniform(seed, position) for position in range(300)] for seed in (0, 1, 2**64 - 1)]
-    flat = [number for row in numbers for number in row]
-    assert len(set(flat)) == len(flat)
-    assert all(0.0 <= number < 1.0 for number in flat)
-    assert abs(sum(flat) / len(flat) - 0.5) < 0.05
+    keys = [race_key(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(300)]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= key < 2**KEY_BITS for key in keys)
+    numbers = race_numbers(torch.tensor(keys)[:, None], torch.arange(200)).double() * NUMBER_STEP
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 1
+    for along in (0, 1):
+        assert float((numbers.mean(along) - 0.5).abs().max()) < 0.1
+    correlated = torch.corrcoef(numbers[:, :60].T) - torch.eye(60)
+    assert float(correlated.abs().max()) < 0.2
+    assert (
+        chi_square(
+            Counter((numbers * 64).long().flatten().tolist()), torch.full((64,), 1 / 64), numbers.numel()
+        )
+        < 103
+    )
 
 
 def test_draws_are_the_same_on_every_machine_and_version() -> None:
-    assert [round(uniform(42, position), 12) for position in range(3)] == [
-        0.972587652629,
-        0.240496374372,
-        0.846638548175,
-    ]
+    keys = [race_key(42, position) for position in range(3)]
+    assert keys == KEYS
+    assert race_numbers(torch.tensor(keys), torch.tensor([0, 1, 128_255])).tolist() == NUMBERS
+    assert race_numbers(np.array(keys), np.array([0, 1, 128_255])).tolist() == NUMBERS
+
+
+@given(st.integers(0, 2**48 - 1), st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
+def test_tensors_arrays_and_whole_numbers_run_the_same_race(key: int, tokens: list[int]) -> None:
+    of_tensors = race_numbers(torch.tensor([[key]]), torch.tensor([tokens]))
+    of_arrays = race_numbers(np.array([[key]]), np.array([tokens]))
+    assert of_tensors.tolist() == of_arrays.tolist()
+    runs = [-math.log1p(-(number + 0.5) * NUMBER_STEP) for number in of_tensors[0].tolist()]
+    assert runs == [runs_with(key, token) for token in tokens]
+
+
+def test_who_knows_the_seed_and_nearly_the_distribution_draws_nearly_always_the_same() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(2_000, 300, generator=generator)
+    near = logits + 0.3 * torch.randn(2_000, 300, generator=generator)
+    requests = [SampleRequest(SamplingParams(temperature=0.9), 5, position) for position in range(2_000)]
+    ours, theirs = ([one.token_id for one in sample(rows, requests)] for rows in (logits, near))
+    first, second = (torch.softmax(rows.double() / 0.9, -1) for rows in (logits, near))
+    distance = (first - second).abs().sum(-1) / 2
+    agreed = sum(one == other for one, other in zip(ours, theirs, strict=True)) / 2_000
+    assert agreed > float(((1 - distance) / (1 + distance)).mean()) - 0.02
+    assert agreed > 1.3 * float(first.gather(1, second.argmax(-1, keepdim=True)).mean())
 
 
 def test_logit_bias_moves_choices_and_forbids() -> None:

@@ -26,7 +26,7 @@ class Repeating:
 
 
 def test_where_all_guesses_are_right_steps_sent_ahead_are_worth_what_a_trip_has_no_room_for() -> None:
-    session = Session(Repeating(), FAR, None, sampled=False, new_tokens=256)
+    session = Session(Repeating(), FAR, None, None, new_tokens=256)
     trip_ms = CircuitCosts(FAR).trip_ms(1)
     assert chain_ms(session) < trip_ms / 8
     assert steps_ahead_ms(session) < 0.5 * chain_ms(session)
@@ -37,14 +37,15 @@ def test_where_all_guesses_are_right_steps_sent_ahead_are_worth_what_a_trip_has_
 def test_no_variant_takes_longer_than_guesses_that_are_all_wrong_nor_less_than_a_step(
     variant: Callable[[Session], float],
 ) -> None:
-    session = Session(GenerationTape(0, 0.8), FAR, None, sampled=True, new_tokens=64)
+    tape = GenerationTape(0, 0.8)
+    session = Session(tape, FAR, None, tape.drawing(), new_tokens=64)
     trip_ms = CircuitCosts(FAR).trip_ms(1)
     assert trip_ms / 16 < variant(session) < 1.1 * trip_ms
 
 
 def test_nodes_of_a_tree_stand_behind_those_that_they_follow_and_share_one_chance() -> None:
     tape = GenerationTape(0)
-    branches = Branches(tape.prompt, bundled_draft(), sampled=False)
+    branches = Branches(tape.prompt, bundled_draft(), None)
     branches.extend(tape.tokens(0, 40))
     nodes = branches.tree(15)
     paths = [node.path for node in nodes]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from molink.shards.sampling.race import race_key
 from molink.shards.sampling.sample_request import SampleRequest
-from molink.shards.sampling.sampling import BrokenLogits, Sampled, uniform
+from molink.shards.sampling.sampling import BrokenLogits, Sampled
 from molink.shards.spec import SamplingParams
 
 _NUCLEUS_CANDIDATES = 1024
@@ -55,8 +56,8 @@ def _constrained(logits: Tensor, request: SampleRequest) -> Tensor:
 def _finish(logits: Tensor, constrained: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:
     """Log-probabilities are of the `logits`, the token is drawn from the `constrained` ones."""
     params = request.params
-    number = uniform(request.seed, request.position)
-    token = _draw(constrained, params, number) if greedy is None else greedy
+    key = race_key(request.seed, request.position)
+    token = _draw(constrained, params, key) if greedy is None else greedy
     if params.logprobs is None:
         return Sampled(token, None, ())
     logprobs = torch.log_softmax(logits.double(), -1)
@@ -77,19 +78,25 @@ def _most_likely(logits: Tensor, count: int) -> Tensor:
     return candidates[order[:count]]
 
 
-def _draw(logits: Tensor, params: SamplingParams, number: float) -> int:
-    """Inverse transform sampling in float64, over the tokens that top_k and top_p leave, in an order that
-    depends on the logits alone."""
+def _draw(logits: Tensor, params: SamplingParams, key: int) -> int:
+    """The winner of the race in float64, among the tokens that top_k and top_p leave."""
     vocabulary = logits.shape[0]
-    ids: Tensor | None = _most_likely(logits, params.top_k) if 0 < params.top_k < vocabulary else None
+    ids = _most_likely(logits, params.top_k) if 0 < params.top_k < vocabulary else None
     if params.top_p < 1.0:
         ids = _nucleus(logits, params, ids)
-    weights = _weights(logits if ids is None else logits[ids], params.temperature)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
-    if index >= weights.shape[0]:  # rounding of the product may reach the total
-        index = int(weights.nonzero()[-1, 0])
-    return index if ids is None else int(ids[index])
+    ids = torch.arange(vocabulary) if ids is None else ids
+    weights = _weights(logits[ids], params.temperature).tolist()
+    shares = [weight / runs_with(key, token) for weight, token in zip(weights, ids.tolist(), strict=True)]
+    return int(ids[shares.index(max(shares))])
+
+
+def runs_with(key: int, token: int) -> float:
+    """SplitMix64 in whole numbers, and the exponentially distributed number of its 52 highest bits."""
+    mixed = (key + token * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    mixed ^= mixed >> 31
+    return -math.log1p(-((mixed >> 12) + 0.5) / 2**52)
 
 
 def _weights(logits: Tensor, temperature: float) -> Tensor:
