@@ -55,6 +55,7 @@ from molink.peer.device.device import (
     why_not_others,
 )
 from molink.peer.device.machine import free_port
+from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
@@ -114,6 +115,8 @@ class Bootstrap:
         self._report = report
         self._read_machine = read_machine
         self._guesses: HeadGuesses | None = None
+        self._draft_bytes = 0
+        """That a draft model takes of the device, beside what is planned for the model that is served."""
 
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
@@ -132,7 +135,7 @@ class Bootstrap:
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
-        settings = self._with_guesses(model)
+        settings = await self._with_guesses(stack, model, devices)
         computing, leases = await self._computing(stack, model, devices)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
@@ -201,7 +204,7 @@ class Bootstrap:
         )
         leases = lease_book(model, computing, settings)
         if computing.ranks is None:
-            cap_gpu_memory(devices[0], leases.memory.total_bytes)
+            cap_gpu_memory(devices[0], leases.memory.total_bytes + self._draft_bytes)
         else:
             await asyncio.to_thread(computing.ranks.cap_memory, leases.memory.total_bytes)
         return computing, leases
@@ -260,12 +263,20 @@ class Bootstrap:
             () if self._guesses is None else self._guesses.announced,
         )
 
-    def _with_guesses(self, model: LocalModel) -> JoinSettings:
+    async def _with_guesses(
+        self, stack: AsyncExitStack, model: LocalModel, devices: tuple[str, ...]
+    ) -> JoinSettings:
         """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
-        settings = self._settings
-        self._guesses, taken_bytes = guesses_of(settings.options.draft, model, settings.memory_bytes)
+        settings, option = self._settings, self._settings.options.draft
+        self._report(f"Preparing what tokens are guessed from, {option}")
+        self._guesses, taken_bytes = await asyncio.to_thread(
+            guesses_of, option, model, settings.memory_bytes, devices[0]
+        )
         if self._guesses is not None:
             self._metrics.watch_guesses(self._guesses.counts)
+            if isinstance(draft := self._guesses.draft, DraftThread):
+                self._draft_bytes = taken_bytes
+                await stack.enter_async_context(draft)
         if settings.memory_bytes is not None:
             self._settings = replace(settings, memory_bytes=settings.memory_bytes - taken_bytes)
         return self._settings

@@ -1,12 +1,17 @@
 """Guesses of a session's tokens as token ids: at its head from whoever guesses, at its tail as the head has said."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 from molink.dht.records.records import AnnouncedDraft
+from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepPayload
+from molink.peer.hop.events import AskGuesses
 from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.draft_drawing import DraftDrawing
@@ -14,6 +19,7 @@ from molink.peer.speculation.draft_model import DraftModel
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
 from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
+from molink.peer.speculation.told_draft import ToldDraft
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
@@ -101,8 +107,12 @@ class SessionGuessing:
     """Owner of who guesses the tokens of each session whose head is here: from its start, in later epochs of the same
     head, and, once the client has told the sequence, at a head that it has moved to."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, on_guessed: Callable[[Sequence[ServedSession]], None]) -> None:
+        """`on_guessed` hears of sessions whose steps need wait for guesses no longer."""
         self._spec = spec
+        self._on_guessed = on_guessed
+        self._guessed: list[ServedSession] = []
+        """Those of which it has not heard yet."""
         self.source_of: GuessesOf = lambda _, __: None
 
     def begin(self, session: ServedSession, start: pb.Start) -> None:
@@ -113,12 +123,29 @@ class SessionGuessing:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
         if older.is_head and session.is_head and why_no_guesses(session) is None:
             session.progress.guesser = older.progress.guesser
+            session.progress.drafter = older.progress.drafter
 
     def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
         """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
         is kept until the client tells what came before."""
         if session.progress.guesser is None and why_no_guesses(session) is None:
             session.progress.guesser = AwaitedSequence(position, token_id)
+
+    def ask(self, effect: AskGuesses[ServedSession]) -> None:
+        """Has a draft guess for these sessions, which wait for that."""
+        for session, places in effect.asked:
+            told = session.progress.drafter.told
+            told.ask(places, partial(self._note_guessed, session))
+
+    def _note_guessed(self, session: ServedSession) -> None:
+        """Those that are guessed together go on together."""
+        if not self._guessed:
+            asyncio.get_running_loop().call_soon(self._tell_guessed)
+        self._guessed.append(session)
+
+    def _tell_guessed(self) -> None:
+        guessed, self._guessed = self._guessed, []
+        self._on_guessed(guessed)
 
     def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
         """The client tells a head that the session has moved to what the sequence is, and what to guess from. Told to
@@ -148,6 +175,9 @@ class SessionGuessing:
         if source is not None:
             source.extend(tokens)
             session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
+            if isinstance(source, SessionGuesses) and source.told is not None:
+                session.progress.drafter = source
+                source.told.feed()
 
 
 class HeadGuesses:
@@ -157,20 +187,20 @@ class HeadGuesses:
         self,
         *,
         tables: bool,
-        draft: DraftModel | None = None,
+        draft: DraftModel | DraftThread | None = None,
         fixed: int | None = None,
         announced: tuple[AnnouncedDraft, ...] = (),
     ) -> None:
         """`tables`: whether each client's generations are guessed from his earlier ones, beside what a session has
-        itself. `draft` guesses too, for DRAFTED_SESSIONS at a time. `fixed`: always so many travel, to compare with;
-        None: as many as pay. `announced`: what the peer says of all that."""
+        itself. `draft` guesses too, for DRAFTED_SESSIONS at a time; its thread is opened by who made it. `fixed`:
+        always so many travel, to compare with; None: as many as pay. `announced`: what the peer says of all that."""
         self.announced = announced
-        self._draft = draft
-        self._drafted: set[ServedSession] = set()
+        self.draft = draft
+        self._drafted: WeakSet[ServedSession] = WeakSet()
         self._fixed = fixed
         self._tables = ClientTables() if tables else None
-        self._read: dict[ServedSession, int] = {}
-        """By session: at most how many tokens are kept to look things up in."""
+        self._read: WeakKeyDictionary[ServedSession, int] = WeakKeyDictionary()
+        """By session that is still there: at most how many tokens are kept to look things up in."""
         self.counts = SourceCounts()
         """Of all sessions, those that have ended too."""
 
@@ -182,20 +212,29 @@ class HeadGuesses:
             return SessionGuesses.of_grammar(
                 plan.stages, drawing=drawing, fixed=self._fixed, totals=self.counts
             )
-        self._read = {one: tokens for one, tokens in self._read.items() if not one.ended}
+        for one in [one for one in self._read if one.ended]:
+            del self._read[one]
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
         self._read[session] = tokens
-        self._drafted = {one for one in self._drafted if not one.ended}
-        draft = self._draft if len(self._drafted) < DRAFTED_SESSIONS else None
-        if draft is not None:
-            self._drafted.add(session)
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
+        draft = self._draft_of(session)
         return SessionGuesses(
             table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
+
+    def _draft_of(self, session: ServedSession) -> DraftModel | ToldDraft | None:
+        """The draft that guesses for the session; None: there is none, or for so many others that there is no room."""
+        if isinstance(self.draft, DraftThread):
+            return self.draft.open(session.plan.params, session.plan.seed)
+        for one in [one for one in self._drafted if one.ended]:
+            self._drafted.discard(one)
+        if self.draft is None or len(self._drafted) >= DRAFTED_SESSIONS:
+            return None
+        self._drafted.add(session)
+        return self.draft
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:

@@ -72,7 +72,7 @@ class Stepper:
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._moves: Callable[[ServedSession, int, int], None] = _nothing
-        self.guessing = SessionGuessing(engine.spec)
+        self.guessing = SessionGuessing(engine.spec, lambda done: self._handle(events.GuessesReady(done)))
         """Who guesses the tokens of sessions whose head is here."""
         self.draws = TailDraws(
             lambda *known: self._handle(events.DrawsAllowed(*known)), self.fail_session, self._hand_over
@@ -91,6 +91,7 @@ class Stepper:
             events.AwaitRoom: self._await_room,
             events.SendTokens: self._send_tokens,
             events.SendGuesses: self._send_guesses,
+            events.AskGuesses: self.guessing.ask,
             events.SendWindowUpdate: self._send_window_update,
             events.DeliverTokens: self._deliver,
             events.EpochOver: self._epoch_over,
@@ -104,7 +105,7 @@ class Stepper:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept of any session, but for what is being computed."""
+        """As `HopCore.is_empty`."""
         return self._core.is_empty
 
     @property
@@ -223,8 +224,6 @@ class Stepper:
     def on_window_update(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
         self._handle(arrivals.of_window_update(link.peer_id, header, self._sessions))
-
-    # -- the engine
 
     def _batch_computed(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
         if isinstance(output, Exception):

@@ -122,6 +122,13 @@ class DrawsAllowed(Generic[Session]):
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class GuessesReady(Generic[Session]):
+    """Event: answers `AskGuesses` for these sessions: it has been guessed for them, or will not be."""
+
+    sessions: Sequence[Session]
+
+
 @dataclass(slots=True)
 class BatchComputed(Generic[Session, Payload]):
     """Event: answers `ComputeBatch`, or says what came of parts of prompts with their last slice."""
@@ -214,6 +221,7 @@ HopEvent: TypeAlias = (
     | WindowUpdated[Session]
     | DrawsAllowed[Session]
     | TokensDrawn[Session, Payload]
+    | GuessesReady[Session]
     | BatchComputed[Session, Payload]
     | SliceComputed[Session, Payload]
     | FramesRefused[Session, Payload]
@@ -288,6 +296,14 @@ class SendGuesses(Generic[Session, Payload]):
     steps: Sequence[GuessedStep[Session, Payload]]
 
 
+@dataclass(frozen=True, slots=True)
+class AskGuesses(Generic[Session]):
+    """Effect: at the head, so many tokens are to be guessed for each of these sessions, whose next steps wait for that.
+    `GuessesReady` answers, before long whatever happens."""
+
+    asked: Sequence[tuple[Session, int]]
+
+
 @dataclass(slots=True)
 class SendWindowUpdate(Generic[Session]):
     """Effect: the previous hop is told what has been computed here."""
@@ -357,6 +373,7 @@ HopEffect: TypeAlias = (
     | RetryHeld[Session, Payload]
     | SendTokens[Session, Payload]
     | SendGuesses[Session, Payload]
+    | AskGuesses[Session]
     | SendWindowUpdate[Session]
     | DeliverTokens[Session, Payload]
     | EpochOver[Session, Payload]

@@ -36,6 +36,10 @@ class Head(Generic[Session, Payload]):
         """Whether steps have begun with guesses since `take_guessed` was asked last."""
         self._guessed: dict[str, list[GuessedStep[Session, Payload]]] = {}
         """Those steps, by the tail that has not been told of these guesses."""
+        self.asked: list[tuple[Session, int]] = []
+        """Sessions whose steps wait for guesses, and for how many, since `take_asked` was asked last."""
+        self._awaiting: dict[Session, tuple[int, Payload]] = {}
+        """The next steps that wait for guesses."""
         self._lone: dict[Session, TripBegun] = {}
         """The latest trips of sessions that this hop is the whole circuit of: they step with whatever waits here."""
 
@@ -47,7 +51,8 @@ class Head(Generic[Session, Payload]):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is kept of any session."""
-        return not (self._prefilling or self._returned or self._lone or self._limit or self._gathering)
+        waiting = self._prefilling or self._returned or self._awaiting
+        return not (waiting or self._lone or self._limit or self._gathering)
 
     # -- prompts
 
@@ -88,6 +93,26 @@ class Head(Generic[Session, Payload]):
         return first, prefill.chunk_begin, not prefill.chunks
 
     # -- decode
+
+    def awaits_guesses(self, session: Session, step: int, payload: Payload) -> bool:
+        """Whether that next step is kept until somebody has guessed for it."""
+        progress = session.progress
+        if progress.drafter is None or progress.moves:
+            return False
+        places = progress.drafter.places(most_guesses(session, self._settings.most_step_tokens))
+        if places:
+            self._awaiting[session] = step, payload
+            self.asked.append((session, places))
+        return bool(places)
+
+    def take_asked(self) -> list[tuple[Session, int]]:
+        """Which steps have begun to wait for how many guesses since this was asked last."""
+        asked, self.asked = self.asked, []
+        return asked
+
+    def take_awaiting(self, sessions: Iterable[Session]) -> list[tuple[Session, int, Payload]]:
+        """The steps of these sessions that waited for guesses, and do so no longer."""
+        return [(one, *self._awaiting.pop(one)) for one in sessions if one in self._awaiting]
 
     def add_return(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
         """The token of a session is back, and there is this next step: it begins with a later `steps_ready`."""
@@ -141,6 +166,7 @@ class Head(Generic[Session, Payload]):
         """No further decode step of the session is to come."""
         self._lone.pop(session, None)
         self._returned.pop(session, None)
+        self._awaiting.pop(session, None)
         self._limit.forget_session(session)
 
     def record_computed(self, sessions: list[Session]) -> None:

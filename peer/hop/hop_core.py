@@ -71,10 +71,8 @@ class HopCore(Generic[Session, Payload]):
     def handle(
         self, event: events.HopEvent[Session, Payload], now_s: float
     ) -> Sequence[events.HopEffect[Session, Payload]]:
-        """What is to be done because of the event, in order. Times are on one clock, which never goes back.
-
-        While an effect is done, other events may be told, and their effects done.
-        """
+        """What is to be done because of the event, in order. Times are on one clock, which never goes back. While an
+        effect is done, other events may be told, and their effects done."""
         effects = self._effects = []
         if isinstance(event, events.BatchComputed):
             self._record_step(self._turns.end_batch(), event, now_s)
@@ -88,6 +86,8 @@ class HopCore(Generic[Session, Payload]):
             self._on_rare(event, now_s)
         if self._head.has_guessed:
             effects += [events.SendGuesses(peer_id, steps) for peer_id, steps in self._head.take_guessed()]
+        if self._head.asked:
+            effects.append(events.AskGuesses(self._head.take_asked()))
         if (news := self._turns.take_news()) is not None:
             effects.append(news)
         if self._head.has_waiting:
@@ -105,8 +105,10 @@ class HopCore(Generic[Session, Payload]):
             self._end(event.session)
         elif isinstance(event, events.SessionReady | events.PromptExpected | events.PromptStarted):
             self._on_begin(event, now_s)
-        elif isinstance(event, events.MoveAsked | events.SessionContinued):
-            self._on_move(event, now_s)
+        elif isinstance(event, events.MoveAsked):
+            event.session.progress.moves = True
+        elif isinstance(event, events.SessionContinued | events.GuessesReady):
+            self._on_step_there(event, now_s)
         elif isinstance(event, events.DrawsAllowed):
             self._on_draws_allowed(event, now_s)
         elif isinstance(event, events.TokensDrawn):
@@ -169,18 +171,18 @@ class HopCore(Generic[Session, Payload]):
             self._add_chunk(session, now_s)
         self._pump(now_s)
 
-    def _on_move(
-        self, event: events.MoveAsked[Session] | events.SessionContinued[Session, Payload], now_s: float
+    def _on_step_there(
+        self, event: events.SessionContinued[Session, Payload] | events.GuessesReady[Session], now_s: float
     ) -> None:
         """The first step of the next epoch is a decode step, as the next one would have been in the epoch before."""
-        session, progress = event.session, event.session.progress
-        if isinstance(event, events.MoveAsked):
-            progress.moves = True
-        elif not session.ended and not progress.next_step:
+        if isinstance(event, events.GuessesReady):
+            for session, step, payload in self._head.take_awaiting(event.sessions):
+                self._go_on(session, step, payload, now_s)
+        elif not (session := event.session).ended and not (progress := session.progress).next_step:
             progress.end, progress.history_tokens = event.position, event.position + 1
             self._go_on(session, 0, event.payload, now_s)
-            self._begin_steps(now_s)
-            self._pump(now_s)
+        self._begin_steps(now_s)
+        self._pump(now_s)
 
     def _on_draws_allowed(self, event: events.DrawsAllowed[Session], now_s: float) -> None:
         for pending in event.session.progress.allow_draws(event.position):
@@ -229,8 +231,6 @@ class HopCore(Generic[Session, Payload]):
                     self._effects.append(events.AwaitRoom(event.peer_id))
                 self._held.hold(frame)
 
-    # -- the engine
-
     def _pump(self, now_s: float) -> None:
         """Gives the engine a micro-batch or a slice of prompts, if it has none and something may be stepped."""
         if self._turns.is_busy:
@@ -271,8 +271,6 @@ class HopCore(Generic[Session, Payload]):
         tokens = sum([one.tokens for one in steps])
         self._effects.append(events.RecordBatch(event.compute_s, len(steps), tokens, work))
 
-    # -- steps
-
     def _hand_over(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
         """At the tail: tokens go to their heads."""
         elsewhere, drawn_here = tokens_by_head(drawn)
@@ -297,7 +295,7 @@ class HopCore(Generic[Session, Payload]):
                 self._head.end_decode(session)
                 session.decoding = None
                 over += [] if is_last else [events.EpochOver(session, position, payload)]
-            else:
+            elif not self._head.awaits_guesses(session, step + 1, payload):
                 self._go_on(session, step + 1, payload, now_s)
         self._begin_steps(now_s)
         self._pump(now_s)

@@ -29,6 +29,13 @@ class Guesser(Protocol[PayloadT]):
         Asked when the step begins."""
 
 
+class Drafter(Protocol):
+    """What decides whether a session's next step waits until something that takes time has guessed for it."""
+
+    def places(self, most: int) -> int:
+        """For how many tokens it is asked, `most` at most; 0: the step waits for nothing."""
+
+
 def most_guesses(session: HopSession, most_step_tokens: int) -> int:
     """How many guesses the next decode step of a head's session may have: as many as hops take in a step, and could be
     followed by one more token before the generation is over."""

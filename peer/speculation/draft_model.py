@@ -166,6 +166,10 @@ class DraftLookup:
         """As `DraftModel.guess_ms`."""
         return self._model.guess_ms
 
+    def share_ms(self, _: int) -> float:
+        """What a guess takes, beside however many sessions: each is computed by itself."""
+        return self._model.guess_ms
+
     def begin_with(self, tokens: Sequence[int]) -> None:
         """The sequence begins with these."""
         self.extend(tokens)

@@ -29,6 +29,7 @@ from molink.peer.speculation.expected_tokens import ExpectedTokens
 from molink.peer.speculation.guess_count import CircuitCosts, guess_count, lengthened_ms, predicted_ms
 from molink.peer.speculation.lookup import PredictionLookup, TextLookup
 from molink.peer.speculation.ngram_tables import NgramTable, TableLookup
+from molink.peer.speculation.told_draft import ToldDraft
 from molink.routing.cost.pipeline import PipelineStage
 
 MOST_GUESSES = 15
@@ -102,7 +103,7 @@ class SessionGuesses:
         table: NgramTable | None = None,
         prediction: Sequence[int] = (),
         stages: Sequence[PipelineStage] = (),
-        draft: DraftModel | None = None,
+        draft: DraftModel | ToldDraft | None = None,
         *,
         drawing: DraftDrawing | None = None,
         fixed: int | None = None,
@@ -118,12 +119,14 @@ class SessionGuesses:
         if prediction:
             self._lookups[PREDICTION] = PredictionLookup(prediction)
         if draft is not None:
-            self._lookups[DRAFT] = DraftLookup(draft, drawing)
+            self._lookups[DRAFT] = draft if isinstance(draft, ToldDraft) else DraftLookup(draft, drawing)
         self._acceptance = Acceptance(GREEDY if drawing is None else SAMPLED)
         self._idle_trips = 0
         """In a row: the latest ones, with which no guess travelled."""
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
+        self._load = ALONE
+        """What the latest trip began beside."""
         self.begun = NO_GUESSES
         """The latest trip, as it was proposed."""
         self._is_begun = False
@@ -194,7 +197,9 @@ class SessionGuesses:
         are scored, also those that do not travel."""
         for counts in self._all_counts:
             counts.trips += 1
-        found = self.candidates(self._places(), self._drafted_places(load))
+        self._load = load
+        drafted = self._drafted_places(load) if self.told is None else MOST_GUESSES
+        found = self.candidates(self._places(), drafted)
         chances = [one.chance for one in found[: most if self._fixed is None else min(most, self._fixed)]]
         costs, count = self._costs, len(chances)
         if costs is not None and self._fixed is None:
@@ -206,6 +211,21 @@ class SessionGuesses:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
             self.begun = TripBegun(count, tokens, *times_ms, self.begun.guessing_ms)
         return tuple(one.token_id for one in found[:count])
+
+    @property
+    def told(self) -> ToldDraft | None:
+        """What knows of a draft that somebody else computes; None: there is none for this session."""
+        source = self._lookups.get(DRAFT)
+        return source if isinstance(source, ToldDraft) else None
+
+    def places(self, most: int) -> int:
+        """As `Drafter.places`: what the next trip begins beside is taken to be as with the latest one."""
+        source = self.told
+        if source is None or source.times.is_left_out:
+            return 0
+        places = min(most, self._places(), self._drafted_places(self._load))
+        source.spent_ms = source.share_ms(_sequences(self._load)) * places
+        return places
 
     def expect(self, token_ids: Sequence[int]) -> None:
         """The tail says that these probably come next, by its grammar."""
@@ -228,18 +248,21 @@ class SessionGuesses:
         """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
         are, their time counted."""
         source = self._lookups.get(DRAFT)
-        if not isinstance(source, DraftLookup) or self._idle_trips % DRAFTED_EVERY:
+        if not isinstance(source, DraftLookup | ToldDraft) or self._idle_trips % DRAFTED_EVERY:
             return 0
+        most = MOST_DRAFTED if isinstance(source, DraftLookup) else MOST_GUESSES
         if self._costs is None or self._fixed is not None:
-            return MOST_DRAFTED
-        chances = [self._acceptance.chance((DRAFT, OVERALL))] * MOST_DRAFTED
-        pays = guess_count(chances, self._costs, load, source.guess_ms)
+            return most
+        chances = [self._acceptance.chance((DRAFT, OVERALL))] * most
+        pays = guess_count(chances, self._costs, load, source.share_ms(_sequences(load)))
         source.unasked_trips = 0 if pays else (source.unasked_trips + 1) % DRAFTED_EVERY
         return pays if pays or source.unasked_trips else LEAST_PLACES
 
     def _guessing_ms(self) -> float:
         """What the draft model's guesses for the latest trip took."""
         source = self._lookups.get(DRAFT)
+        if isinstance(source, ToldDraft):
+            return source.spent_ms
         if not isinstance(source, DraftLookup):
             return 0.0
         return source.guess_ms * sum([kind[0] == DRAFT for _, said in self._proposed for kind, _ in said])
@@ -254,3 +277,8 @@ class SessionGuesses:
             if taken != token:
                 break
         self._proposed = []
+
+
+def _sequences(load: TripLoad) -> int:
+    """How many sessions' tokens are guessed together, about: those of one micro-batch."""
+    return 1 if load.beside is None else 1 + load.beside.sessions

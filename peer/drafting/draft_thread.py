@@ -1,0 +1,199 @@
+"""The thread that a draft model guesses on, beside the event loop and the engine of what is served.
+
+Sessions open a sequence, say what it has more, and ask; who has asked is answered in time, with guesses or without.
+What is asked meanwhile joins at the next place. A draft that fails, or is late again and again, is left out for good.
+"""
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from molink.peer.drafting.draft_engine import DraftEngine, DraftOrder, Guessed
+from molink.peer.speculation.told_draft import DraftTimes, ToldDraft
+from molink.shards.spec import SamplingParams
+
+LATE_FACTOR: Final = 4.0
+"""An answer is late that takes so many times as long as answers take, but not before LEAST_LATE_S."""
+LEAST_LATE_S, MOST_LATE_S = 0.05, 1.0
+MOST_LATE: Final = 5
+"""So many late answers in a row, and nobody asks any more."""
+MOST_ORDERS: Final = 256
+"""That wait for the thread; what is said beyond is lost, and so is the draft: it hangs."""
+STOP_TIMEOUT_S: Final = 5.0
+PARTS_PLACES: Final = 3
+"""An answer may have to wait for a part of another sequence, which takes about as long as so many places."""
+Order: TypeAlias = Callable[[DraftEngine], object]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A session that waits for guesses."""
+
+    told: ToldDraft
+    places: int
+    done: Callable[[], None]
+    length: int
+    """Of the sequence then."""
+    begun_s: float
+    beside: int
+    """How many are guessed for together, itself included."""
+    alarm: asyncio.TimerHandle | None = None
+
+
+class DraftThread:
+    """Owns the thread, and who waits for it. Open between `__aenter__` and `__aexit__`; used on the event loop."""
+
+    def __init__(
+        self, engine: DraftEngine, times: DraftTimes, most_sequences: int, least_late_s: float = LEAST_LATE_S
+    ) -> None:
+        self.times = times
+        self._engine: DraftEngine | None = engine
+        self._window_tokens = engine.window_tokens
+        self._most_sequences = most_sequences
+        self._least_late_s = least_late_s
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(engine,), name="draft", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = itertools.count()
+        self._open: set[int] = set()
+        self._asked: dict[int, _Asked] = {}
+        self._late_in_a_row = 0
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the step that has begun."""
+        self._leave_out()
+        self._loop = None
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+
+    def open(self, params: SamplingParams, seed: int) -> ToldDraft | None:
+        """A sequence whose tokens are drawn so; None: there are as many as there may be, or the draft is left out. It
+        is closed once nothing refers to what is returned."""
+        if self._loop is None or self.times.is_left_out or len(self._open) >= self._most_sequences:
+            return None
+        number = next(self._numbers)
+        self._open.add(number)
+        told = ToldDraft(self, number, self.times, self._window_tokens)
+        weakref.finalize(told, self._close, number).atexit = False
+        self._put(lambda engine: engine.open(number, params, seed))
+        return told
+
+    def feed(self, told: ToldDraft) -> None:
+        """What the sequence has more is computed while nobody waits."""
+        order = DraftOrder(told.number, told.take_new(), told.length)
+        self._put(lambda engine: engine.take(order))
+
+    def ask(self, told: ToldDraft, places: int, done: Callable[[], None]) -> None:
+        """So many tokens are to be guessed of what comes next. `done` is called on the loop, once and before long; what
+        was guessed has been told then, if anything was."""
+        if self._loop is None or self.times.is_left_out:
+            asyncio.get_running_loop().call_soon(done)
+            return
+        asked = _Asked(told, places, done, told.length, time.perf_counter(), 1 + len(self._asked))
+        for other in self._asked.values():
+            other.beside = max(other.beside, asked.beside)
+        self._asked[told.number] = asked
+        expected_s = LATE_FACTOR * (places + PARTS_PLACES) * self.times.place_ms(asked.beside) / 1000
+        late_s = min(MOST_LATE_S, expected_s)
+        asked.alarm = self._loop.call_later(max(self._least_late_s, late_s), self._be_late, told.number)
+        order = DraftOrder(told.number, told.take_new(), told.length, places)
+        self._put(lambda engine: self._begin(engine, order))
+
+    # -- on the loop
+
+    def _put(self, order: Order) -> None:
+        if self._orders.qsize() >= MOST_ORDERS:
+            self._give_up("it does not take what it is told")
+        elif not self.times.is_left_out:
+            self._orders.put(order)
+
+    def _close(self, number: int) -> None:
+        """From any thread: whoever lets go of the sequence last."""
+        self._open.discard(number)
+        self._orders.put(lambda engine: engine.close(number))
+
+    def _be_late(self, number: int) -> None:
+        if (asked := self._asked.pop(number, None)) is None:
+            return
+        self._record(asked)
+        self._late_in_a_row += 1
+        if self._late_in_a_row >= MOST_LATE:
+            self._give_up(f"it was late {MOST_LATE} times in a row")
+        asked.done()
+
+    def _answer(self, number: int, length: int, guesses: Guessed) -> None:
+        asked = self._asked.get(number)
+        if asked is None or asked.length != length:
+            return  # it was late, and the sequence has gone on
+        del self._asked[number]
+        if asked.alarm is not None:
+            asked.alarm.cancel()
+        if guesses:
+            self._late_in_a_row = 0
+            self._record(asked)
+            asked.told.tell(guesses)
+        asked.done()
+
+    def _record(self, asked: _Asked) -> None:
+        self.times.record(asked.beside, asked.places, 1000 * (time.perf_counter() - asked.begun_s))
+
+    def _give_up(self, reason: str) -> None:
+        if self.times.is_left_out:
+            return
+        _log.warning("the draft model is left out until this peer starts again: %s", reason)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        self.times.is_left_out, self._engine = True, None
+        self._orders.put(None)
+        for number, asked in list(self._asked.items()):
+            self._answer(number, asked.length, ())
+
+    # -- on the thread
+
+    def _run(self, engine: DraftEngine) -> None:
+        try:
+            while self._next_orders(engine):
+                if engine.waits:
+                    for through in engine.guess_next():
+                        self._tell(self._answer, *through)
+                elif engine.lacks:
+                    engine.compute_next()
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: guesses are not worth a session
+            self._tell(self._give_up, f"{type(error).__name__}: {error}")
+
+    def _next_orders(self, engine: DraftEngine) -> bool:
+        """Does what has been ordered; waits for an order while nothing else is to be done. Whether it goes on."""
+        blocks = not (engine.waits or engine.lacks)
+        while True:
+            try:
+                order = self._orders.get(block=blocks)
+            except queue.Empty:
+                return True
+            if order is None:
+                return False
+            order(engine)
+            blocks = False
+
+    def _begin(self, engine: DraftEngine, order: DraftOrder) -> None:
+        if not engine.take(order):
+            self._tell(self._answer, order.number, order.length, ())
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
+        if (loop := self._loop) is not None:
+            loop.call_soon_threadsafe(what, *arguments)
