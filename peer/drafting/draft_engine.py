@@ -93,9 +93,10 @@ class DraftEngine:
         return any(len(one.coming) > 1 for one in self._sequences.values())
 
     def take(self, order: DraftOrder) -> bool:
-        """Takes an order of a sequence that is open. Whether there is anything to wait for: not while much of the
-        sequence is still to be computed, or tokens are in it that the draft does not have."""
-        one = self._sequences[order.number]
+        """Takes an order of a sequence. Whether there is anything to wait for: not where it has been closed, while much
+        of it is still to be computed, or where tokens are in it that the draft does not have."""
+        if (one := self._sequences.get(order.number)) is None:
+            return False
         one.tokens += order.tokens
         one.length, one.left, one.guesses = order.length, 0, []
         if len(one.tokens) + MOST_GUESSED_TOKENS > self.window_tokens:

@@ -83,13 +83,13 @@ class DraftThread:
 
     def open(self, params: SamplingParams, seed: int) -> ToldDraft | None:
         """A sequence whose tokens are drawn so; None: there are as many as there may be, or the draft is left out. It
-        is closed once nothing refers to what is returned."""
+        is closed by then at the latest that nothing refers to what is returned."""
         if self._loop is None or self.times.is_left_out or len(self._open) >= self._most_sequences:
             return None
         number = next(self._numbers)
         self._open.add(number)
         told = ToldDraft(self, number, self.times, self._window_tokens)
-        weakref.finalize(told, self._close, number).atexit = False
+        weakref.finalize(told, self.close, number).atexit = False
         self._put(lambda engine: engine.open(number, params, seed))
         return told
 
@@ -122,10 +122,11 @@ class DraftThread:
         elif not self.times.is_left_out:
             self._orders.put(order)
 
-    def _close(self, number: int) -> None:
-        """From any thread: whoever lets go of the sequence last."""
-        self._open.discard(number)
-        self._orders.put(lambda engine: engine.close(number))
+    def close(self, number: int) -> None:
+        """As `Drafts.close`. From any thread: whoever lets go of the sequence last."""
+        if number in self._open:
+            self._open.discard(number)
+            self._orders.put(lambda engine: engine.close(number))
 
     def _be_late(self, number: int) -> None:
         if (asked := self._asked.pop(number, None)) is None:

@@ -123,13 +123,18 @@ class SessionGuessing:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
         if older.is_head and session.is_head and why_no_guesses(session) is None:
             session.progress.guesser = older.progress.guesser
-            session.progress.drafter = older.progress.drafter
+            session.progress.drafter, older.progress.drafter = older.progress.drafter, None
 
     def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
         """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
         is kept until the client tells what came before."""
         if session.progress.guesser is None and why_no_guesses(session) is None:
             session.progress.guesser = AwaitedSequence(position, token_id)
+
+    def end(self, session: ServedSession) -> None:
+        """The session has ended here: unless the next epoch is about to keep it, nothing is drafted any more."""
+        if session.progress.drafter is not None:
+            asyncio.get_running_loop().call_soon(_close_draft, session)
 
     def ask(self, effect: AskGuesses[ServedSession]) -> None:
         """Has a draft guess for these sessions, which wait for that."""
@@ -178,6 +183,11 @@ class SessionGuessing:
             if isinstance(source, SessionGuesses) and source.told is not None:
                 session.progress.drafter = source
                 source.told.feed()
+
+
+def _close_draft(session: ServedSession) -> None:
+    if session.progress.drafter is not None:
+        session.progress.drafter.told.close()
 
 
 class HeadGuesses:

@@ -142,6 +142,7 @@ class Stepper:
         """The session's lease has ended: what waits of it is dropped."""
         self._links.cancel(session.key.session)
         self._handle(events.SessionEnded(session))
+        self.guessing.end(session)
 
     # -- planned moves
 

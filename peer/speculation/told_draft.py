@@ -46,6 +46,9 @@ class Drafts(Protocol):
         """So many tokens are to be guessed of what comes next. `done` is called once and before long; what was guessed
         has been told then, if anything was."""
 
+    def close(self, number: int) -> None:
+        """Nothing is asked of that sequence any more. Again has no effect."""
+
 
 class ToldDraft:
     """Owns what a session knows of its sequence at a draft: a `GuessSource` of what that has answered."""
@@ -55,6 +58,8 @@ class ToldDraft:
         self._drafts = drafts
         self.number = number
         self.times = times
+        self.is_closed = False
+        """Whether the session has ended: nothing is asked any more, though it may go on."""
         self.unasked_trips = 0
         """In a row: the latest ones, for which nothing was asked."""
         self.spent_ms = 0.0
@@ -88,6 +93,11 @@ class ToldDraft:
     def ask(self, places: int, done: Callable[[], None]) -> None:
         """As `Drafts.ask`."""
         self._drafts.ask(self, places, done)
+
+    def close(self) -> None:
+        """The session has ended."""
+        self.is_closed = True
+        self._drafts.close(self.number)
 
     def take_new(self) -> tuple[int, ...]:
         """What the sequence has more since this was asked last, as far as the draft sees it."""

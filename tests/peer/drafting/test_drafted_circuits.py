@@ -1,0 +1,125 @@
+"""With a draft on the head's device tokens are those without guesses, in fewer trips; without it, if it fails, too."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.links.data_plane import asynchronous
+from support.models.tiny_models import greedy_references, make_tiny_model
+from support.swarms.served_circuit import ServedCircuit, served_circuit
+from support.swarms.served_peer import model
+
+from molink.peer.drafting.draft_engine import DraftEngine
+from molink.peer.drafting.draft_thread import MOST_LATE, DraftThread
+from molink.peer.drafting.opening import load_draft, plan_draft
+from molink.peer.engine.guessing import HeadGuesses
+from molink.peer.models.model import LocalModel
+from molink.peer.speculation.told_draft import DraftTimes
+from molink.peer.wire.protocol import molink_pb2 as pb
+
+__all__ = ["model"]
+
+NEW_TOKENS = 40
+PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(9 + 4 * one)] for one in range(4)]
+PATIENT_S = 20.0
+SAMPLED = pb.Sampling(temperature=0.8, top_p=0.9, seed=7)
+FIXED = 4
+"""Guesses of each trip: so that trips do not depend on what this machine takes."""
+
+
+@asynccontextmanager
+async def drafted(
+    model: LocalModel, draft: DraftEngine, late_s: float = PATIENT_S
+) -> AsyncIterator[tuple[ServedCircuit, HeadGuesses]]:
+    """A circuit of two peers whose head has that draft and looks nothing up in generations before."""
+    async with DraftThread(draft, DraftTimes(1.0), 8, late_s) as thread:
+        head = HeadGuesses(tables=False, draft=thread, fixed=FIXED)
+        async with served_circuit(model, (3,), kv_tokens=1000, guesses=head) as circuit:
+            yield circuit, head
+
+
+def opened(folder: Path, sequences: int = 8) -> DraftEngine:
+    return load_draft(plan_draft(folder, "draft", "float32", None, sequences), "cpu", 1 << 20)[0]
+
+
+async def is_empty(draft: DraftEngine) -> bool:
+    """Whether nothing is left of any sequence, before long."""
+    for _ in range(100):
+        if draft.engine.pool.tables == 0:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+@asynchronous
+async def test_with_the_served_model_itself_nearly_every_guess_is_right(model: LocalModel) -> None:
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    draft = opened(model.folder)
+    async with drafted(model, draft) as (circuit, head):
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+        assert await is_empty(draft)
+        draft.engine.pool.check_integrity()
+    counts = head.counts
+    print(counts)
+    assert len(PROMPTS) * NEW_TOKENS / counts.trips > FIXED
+
+
+@asynchronous
+async def test_sampled_tokens_are_those_of_the_seed_and_are_guessed(model: LocalModel) -> None:
+    async with served_circuit(model, (3,), kv_tokens=1000) as circuit:
+        circuit.sampling = SAMPLED
+        expected = await circuit.generate(PROMPTS, NEW_TOKENS)
+    async with drafted(model, opened(model.folder)) as (circuit, head):
+        circuit.sampling = SAMPLED
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+    print(head.counts)
+    assert len(PROMPTS) * NEW_TOKENS / head.counts.trips > FIXED
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", pytest.param("qwen2", marks=pytest.mark.full)])
+@asynchronous
+async def test_an_unrelated_draft_of_another_architecture_changes_no_token(
+    model: LocalModel, architecture: str, tmp_path: Path
+) -> None:
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    async with drafted(model, opened(make_tiny_model(architecture, tmp_path))) as (circuit, head):
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+    print(head.counts)
+    assert head.counts.guessed["draft"] > 4 * head.counts.accepted.get("draft", 0)
+
+
+@asynchronous
+async def test_a_draft_that_raises_costs_its_guesses_alone(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    draft, steps = opened(model.folder), iter(range(6))
+    guess_next = draft.guess_next
+    monkeypatch.setattr(draft, "guess_next", lambda: guess_next() if next(steps) < 5 else 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        async with drafted(model, draft) as (circuit, head):
+            assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+            assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+    assert [one.message for one in caplog.records if "left out" in one.message] == [
+        "the draft model is left out until this peer starts again: ZeroDivisionError: division by zero"
+    ]
+    assert head.counts.guessed.get("draft", 0) < 4 * 8
+
+
+@asynchronous
+async def test_a_draft_that_hangs_is_waited_for_a_few_times_at_most(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    draft, over = opened(model.folder), threading.Event()
+    monkeypatch.setattr(draft, "guess_next", lambda: over.wait(60) and [])
+    with caplog.at_level(logging.WARNING):
+        async with drafted(model, draft, late_s=0.05) as (circuit, head):
+            assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+            over.set()
+    assert f"it was late {MOST_LATE} times in a row" in caplog.text
+    assert "draft" not in head.counts.guessed
