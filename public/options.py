@@ -167,7 +167,7 @@ class Configuration:
         str,
         Option(
             "What tokens are guessed from where this peer is the head: a session's text; with auto its client's "
-            "earlier generations too, and with a small model what that says.",
+            "earlier generations too, and with a draft model, of the same tokenizer, what that says.",
             "auto|off|lookup|ID_OR_PATH",
             Bounds(min_length=1),
         ),

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _DraftWait:
     """A session that waits for guesses."""
 
     told: ToldDraft
@@ -65,7 +65,7 @@ class DraftThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = itertools.count()
         self._open: set[int] = set()
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _DraftWait] = {}
         self._late_in_a_row = 0
 
     async def __aenter__(self) -> Self:
@@ -104,7 +104,7 @@ class DraftThread:
         if self._loop is None or self.times.is_left_out:
             asyncio.get_running_loop().call_soon(done)
             return
-        asked = _Asked(told, places, done, told.length, time.perf_counter(), 1 + len(self._asked))
+        asked = _DraftWait(told, places, done, told.length, time.perf_counter(), 1 + len(self._asked))
         for other in self._asked.values():
             other.beside = max(other.beside, asked.beside)
         self._asked[told.number] = asked
@@ -150,7 +150,7 @@ class DraftThread:
             asked.told.tell(guesses)
         asked.done()
 
-    def _record(self, asked: _Asked) -> None:
+    def _record(self, asked: _DraftWait) -> None:
         self.times.record(asked.beside, asked.places, 1000 * (time.perf_counter() - asked.begun_s))
 
     def _give_up(self, reason: str) -> None:

@@ -64,6 +64,8 @@ class StepGuesser:
     def __init__(self, source: TokenGuesses, vocabulary: int) -> None:
         self.source = source
         self._vocabulary = vocabulary
+        self.drafter = source if isinstance(source, SessionGuesses) and source.told is not None else None
+        """As `Guesser.drafter`."""
         self.travelling: tuple[int, ...] = ()
 
     def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:
@@ -87,6 +89,8 @@ class StepGuesser:
 class AwaitedSequence:
     """A `speculation.Guesser` of a head that a session has moved to: it knows the tokens from the move on, and guesses
     nothing until the client has told those before."""
+
+    drafter = None
 
     def __init__(self, position: int, token_id: int) -> None:
         """The session goes on here with that token, at that position."""
@@ -122,8 +126,7 @@ class SessionGuessing:
     def keep(self, older: ServedSession, session: ServedSession) -> None:
         """The session's epoch before this one is over: where its head stays, so does who guesses its tokens."""
         if older.is_head and session.is_head and why_no_guesses(session) is None:
-            session.progress.guesser = older.progress.guesser
-            session.progress.drafter, older.progress.drafter = older.progress.drafter, None
+            session.progress.guesser, older.progress.guesser = older.progress.guesser, None
 
     def await_sequence(self, session: ServedSession, position: int, token_id: int) -> None:
         """The session goes on here from the epoch before, with that token: of one that was not here before, what comes
@@ -133,14 +136,16 @@ class SessionGuessing:
 
     def end(self, session: ServedSession) -> None:
         """The session has ended here: unless the next epoch is about to keep it, nothing is drafted any more."""
-        if session.progress.drafter is not None:
+        if _told_of(session) is not None:
             asyncio.get_running_loop().call_soon(_close_draft, session)
 
     def ask(self, effect: AskGuesses[ServedSession]) -> None:
         """Has a draft guess for these sessions, which wait for that."""
         for session, places in effect.asked:
-            told = session.progress.drafter.told
-            told.ask(places, partial(self._note_guessed, session))
+            if (told := _told_of(session)) is not None:
+                told.ask(places, partial(self._note_guessed, session))
+            else:
+                self._note_guessed(session)
 
     def _note_guessed(self, session: ServedSession) -> None:
         """Those that are guessed together go on together."""
@@ -180,14 +185,19 @@ class SessionGuessing:
         if source is not None:
             source.extend(tokens)
             session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
-            if isinstance(source, SessionGuesses) and source.told is not None:
-                session.progress.drafter = source
-                source.told.feed()
+            if (told := _told_of(session)) is not None:
+                told.feed()
+
+
+def _told_of(session: ServedSession) -> ToldDraft | None:
+    """What its head knows of the session's sequence at a draft; None: there is none."""
+    guesser = session.progress.guesser
+    return guesser.drafter.told if isinstance(guesser, StepGuesser) and guesser.drafter is not None else None
 
 
 def _close_draft(session: ServedSession) -> None:
-    if session.progress.drafter is not None:
-        session.progress.drafter.told.close()
+    if (told := _told_of(session)) is not None:
+        told.close()
 
 
 class HeadGuesses:

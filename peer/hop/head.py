@@ -96,10 +96,10 @@ class Head(Generic[Session, Payload]):
 
     def awaits_guesses(self, session: Session, step: int, payload: Payload) -> bool:
         """Whether that next step is kept until somebody has guessed for it."""
-        progress = session.progress
-        if progress.drafter is None or progress.moves:
+        guesser = session.progress.guesser
+        if guesser is None or guesser.drafter is None or session.progress.moves:
             return False
-        places = progress.drafter.places(most_guesses(session, self._settings.most_step_tokens))
+        places: int = guesser.drafter.places(most_guesses(session, self._settings.most_step_tokens))
         if places:
             self._awaiting[session] = step, payload
             self.asked.append((session, places))

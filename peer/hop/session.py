@@ -118,8 +118,6 @@ class HopProgress:
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
     guesser: Any = None
     """At the head: what guesses its tokens (`speculation.Guesser`); None: nobody does."""
-    drafter: Any = None
-    """At the head: what decides whether steps wait for guesses (`speculation.Drafter`); None: they never do."""
     guesses: int = 0
     """At the head: how many guesses the step has that is on its way."""
     told_guesses: tuple[int, Any] = 0, ()

@@ -17,8 +17,18 @@ MOST_GUESSES: Final = MOST_GUESSED_TOKENS
 PayloadT = TypeVar("PayloadT")
 
 
+class Drafter(Protocol):
+    """What decides whether a session's next step waits until something that takes time has guessed for it."""
+
+    def places(self, most: int) -> int:
+        """For how many tokens it is asked, `most` at most; 0: the step waits for nothing."""
+
+
 class Guesser(Protocol[PayloadT]):
     """What guesses a session's tokens at its head."""
+
+    drafter: Drafter | None
+    """None: its steps never wait for guesses."""
 
     def record_trip(self, tokens: Sequence[PayloadT], guessed: int) -> None:
         """The sequence goes on with these for certain. They came of one step, with which so many guesses travelled: all
@@ -27,13 +37,6 @@ class Guesser(Protocol[PayloadT]):
     def propose(self, last: PayloadT, most: int, load: TripLoad) -> tuple[PayloadT, TripBegun]:
         """What the next step computes: the last token and behind it guesses, `most` or fewer, as pays beside that load.
         Asked when the step begins."""
-
-
-class Drafter(Protocol):
-    """What decides whether a session's next step waits until something that takes time has guessed for it."""
-
-    def places(self, most: int) -> int:
-        """For how many tokens it is asked, `most` at most; 0: the step waits for nothing."""
 
 
 def most_guesses(session: HopSession, most_step_tokens: int) -> int:

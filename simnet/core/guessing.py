@@ -60,6 +60,8 @@ class SimulatedSpeculation:
 class TapeGuesser:
     """A `Guesser` of the head's core for a session that generates a tape."""
 
+    drafter = None
+
     def __init__(
         self, speculation: SimulatedSpeculation, number: int, stages: Sequence[PipelineStage]
     ) -> None:

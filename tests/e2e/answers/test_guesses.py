@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support.swarms.live_swarms import circuit_of, generate
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, circuit_of, generate
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
@@ -58,3 +59,21 @@ async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_b
     assert (guesses_ms < 0) == (explanation.predicted_tokens_per_trip > 1)
     assert explanation.predicted_trip_ms == pytest.approx(explanation.predicted_tpot_ms - guesses_ms)
     assert explanation.predicted_tpot_ms > 0
+
+
+async def test_a_peer_drafts_with_a_model_on_its_device() -> None:
+    """Here the one that it serves: what is guessed is right as far as guesses travel, and tokens stay the same."""
+    async with ForkedSwarm() as swarm:
+        await swarm.join("head", "--model", BUNDLED, "--layers", "0:6", "--draft", BUNDLED)
+        await swarm.join("tail", "--model", BUNDLED, "--layers", "6:12")
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            peers: Any = (await client.snapshot())["peers"]
+            drafts = {peer["name"]: [draft["name"] for draft in peer["drafts"]] for peer in peers}
+            assert drafts["head"] == ["lookup", "tables", "tiny-shakespeare"]
+            for options in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}):
+                off = await generate(client, PROMPT, NEW_TOKENS, speculation="off", **options)
+                on = await generate(client, PROMPT, NEW_TOKENS, **options)
+                assert on.token_ids == off.token_ids
+                # how many guesses travel is decided by times
+                assert on.accepted_tokens <= on.guessed_tokens
+                assert on.trips + on.accepted_tokens == NEW_TOKENS

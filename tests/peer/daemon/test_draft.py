@@ -1,12 +1,14 @@
-"""A draft model is for one tokenizer, small, and within the peer's memory; else one sentence says why."""
+"""A draft model is for one tokenizer, and within the peer's memory; else one sentence says why."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from support.models.tiny_models import make_tiny_model
 
 from molink.peer.daemon.draft import DraftUnusable, draft_bytes, guesses_of, open_draft
+from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.models.model import LocalModel
 from molink.shards.checkpoint.catalog import resolve
 from molink.shards.checkpoint.store import describe, read_manifest
@@ -70,13 +72,50 @@ def test_what_cannot_be_computed_is_refused(
         open_draft(str(folder), SERVED, files, None)
 
 
-def test_a_large_model_is_refused_and_so_is_one_that_is_not_here(files: dict[str, str]) -> None:
-    with pytest.raises(DraftUnusable, match="5116608 parameters, and a draft model has 4000000 at most"):
+def test_a_large_model_is_no_small_one_and_one_that_is_not_here_is_refused(files: dict[str, str]) -> None:
+    with pytest.raises(DraftUnusable, match="5116608 parameters, and a small one has 4000000 at most"):
         open_draft(SERVED, SERVED, files, None)
     with pytest.raises(DraftUnusable, match="neither bundled nor a directory"):
         open_draft("somebody/draft", SERVED, files, None)
     with pytest.raises(DraftUnusable, match="no such directory"):
         open_draft("no model at all", SERVED, files, None)
+
+
+def tiny_draft(architecture: str, tmp_path: Path) -> str:
+    """A tiny model of that architecture with the served model's tokenizer, in several files."""
+    made = make_tiny_model(architecture, tmp_path, vocab_size=1024, max_shard_size="50KB")
+    shutil.copy(resolve(SERVED) / "tokenizer.json", made / "tokenizer.json")
+    return str(made)
+
+
+def test_what_is_not_small_or_no_llama_is_computed_on_the_device(model: LocalModel, tmp_path: Path) -> None:
+    for option in (SERVED, tiny_draft("qwen2", tmp_path)):
+        guesses, taken_bytes = guesses_of(option, model, None)
+        assert guesses is not None
+        assert isinstance(guesses.draft, DraftThread)
+        assert guesses.draft.times.alone_ms > 0
+        assert guesses.announced[-1].name == Path(option).name
+        assert guesses.announced[-1].guess_ms == guesses.draft.times.alone_ms
+        weights = sum(file.stat().st_size for file in resolve(option).glob("*.safetensors"))
+        assert weights * 0.9 < taken_bytes < weights + 300_000_000
+
+
+def test_of_such_a_draft_too_one_sentence_says_why_it_cannot_be_one(
+    model: LocalModel, tmp_path: Path
+) -> None:
+    option = tiny_draft("qwen3_next", tmp_path)
+    with pytest.raises(DraftUnusable, match="cannot be a draft model: its layers keep states"):
+        guesses_of(option, model, None)
+    with pytest.raises(
+        DraftUnusable, match=r"at most half of --memory is for a draft: \d+ bytes are missing"
+    ):
+        guesses_of(SERVED, model, 40_000_000)
+    (Path(option) / "model.safetensors.index.json").unlink()
+    with pytest.raises(DraftUnusable, match="no weights"):
+        guesses_of(option, model, None)
+    (Path(option) / "tokenizer.json").write_text("{}")
+    with pytest.raises(DraftUnusable, match="another tokenizer"):
+        guesses_of(option, model, None)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ ONE = (("only", Span(0, 6)),)
 class WatchedLoads:
     """A guesser that guesses nothing."""
 
+    drafter = None
+
     def __init__(self) -> None:
         self.loads: list[TripLoad] = []
 

@@ -85,6 +85,7 @@ class RingGuesser:
     """A Random."""
     trips: list[tuple[int, int]]
     """Of each: how many were guessed, and how many of these were right."""
+    drafter: Any = None
 
     def record_trip(self, tokens: Sequence[tuple[int, ...]], guessed: int) -> None:
         assert len(tokens) <= guessed + 1
