@@ -90,7 +90,7 @@ class DraftEngine:
     @property
     def lacks(self) -> bool:
         """Whether sequences are still to be computed of which nothing is to be guessed."""
-        return any(len(one.coming) > 1 for one in self._sequences.values())
+        return any(len(one.coming) > 1 and not one.left for one in self._sequences.values())
 
     def take(self, order: DraftOrder) -> bool:
         """Takes an order of a sequence. Whether there is anything to wait for: not where it has been closed, while much
@@ -134,7 +134,8 @@ class DraftEngine:
 
     def compute_next(self) -> None:
         """Computes some more of a sequence of which nothing is to be guessed, all but its last token."""
-        one = next((one for one in self._sequences.values() if len(one.coming) > 1), None)
+        lacking = (one for one in self._sequences.values() if len(one.coming) > 1 and not one.left)
+        one = next(lacking, None)
         if one is not None:
             self._step([one], [min(self.part_tokens, len(one.coming) - 1)])
             one.certain = len(one.held)

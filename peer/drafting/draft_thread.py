@@ -1,7 +1,8 @@
 """The thread that a draft model guesses on, beside the event loop and the engine of what is served.
 
 Sessions open a sequence, say what it has more, and ask; who has asked is answered in time, with guesses or without.
-What is asked meanwhile joins at the next place. A draft that fails, or is late again and again, is left out for good.
+What is asked meanwhile joins at the next place. While an answer is overdue nobody asks; a draft that fails, or hangs,
+is left out for good.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ from molink.shards.spec import SamplingParams
 LATE_FACTOR: Final = 4.0
 """An answer is late that takes so many times as long as answers take, but not before LEAST_LATE_S."""
 LEAST_LATE_S, MOST_LATE_S = 0.05, 1.0
-MOST_LATE: Final = 5
-"""So many late answers in a row, and nobody asks any more."""
+HUNG_S: Final = 10.0
+"""After so long without a sign of life behind a late answer nobody asks any more."""
 MOST_ORDERS: Final = 256
 """That wait for the thread; what is said beyond is lost, and so is the draft: it hangs."""
 STOP_TIMEOUT_S: Final = 5.0
@@ -66,7 +67,8 @@ class DraftThread:
         self._numbers = itertools.count()
         self._open: set[int] = set()
         self._asked: dict[int, _DraftWait] = {}
-        self._late_in_a_row = 0
+        self._hung: asyncio.TimerHandle | None = None
+        """Goes off where no sign of life comes."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -78,6 +80,7 @@ class DraftThread:
     ) -> None:
         """Waits for the step that has begun."""
         self._leave_out()
+        self._note_alive()
         self._loop = None
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
@@ -132,10 +135,17 @@ class DraftThread:
         if (asked := self._asked.pop(number, None)) is None:
             return
         self._record(asked)
-        self._late_in_a_row += 1
-        if self._late_in_a_row >= MOST_LATE:
-            self._give_up(f"it was late {MOST_LATE} times in a row")
+        self.times.is_late = True
+        if self._hung is None:
+            reason = f"it gave no sign of life for {HUNG_S:g} s"
+            self._hung = asyncio.get_running_loop().call_later(HUNG_S, self._give_up, reason)
         asked.done()
+
+    def _note_alive(self) -> None:
+        self.times.is_late = False
+        if self._hung is not None:
+            self._hung.cancel()
+            self._hung = None
 
     def _answer(self, number: int, length: int, guesses: Guessed) -> None:
         asked = self._asked.get(number)
@@ -145,7 +155,6 @@ class DraftThread:
         if asked.alarm is not None:
             asked.alarm.cancel()
         if guesses:
-            self._late_in_a_row = 0
             self._record(asked)
             asked.told.tell(guesses)
         asked.done()
@@ -170,11 +179,15 @@ class DraftThread:
     def _run(self, engine: DraftEngine) -> None:
         try:
             while self._next_orders(engine):
-                if engine.waits:
-                    for through in engine.guess_next():
-                        self._tell(self._answer, *through)
-                elif engine.lacks:
+                through = engine.guess_next() if engine.waits else []
+                for answer in through:
+                    self._tell(self._answer, *answer)
+                if engine.lacks and (
+                    through or not engine.waits
+                ):  # a part between two answers: nobody starves
                     engine.compute_next()
+                if self.times.is_late:
+                    self._tell(self._note_alive)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: guesses are not worth a session
             self._tell(self._give_up, f"{type(error).__name__}: {error}")
 

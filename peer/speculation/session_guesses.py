@@ -221,7 +221,7 @@ class SessionGuesses:
     def places(self, most: int) -> int:
         """As `Drafter.places`: what the next trip begins beside is taken to be as with the latest one."""
         source = self.told
-        if source is None or source.is_closed or source.times.is_left_out:
+        if source is None or source.is_closed or not source.times.answers:
             return 0
         places = min(most, self._places(), self._drafted_places(self._load))
         source.spent_ms = source.share_ms(_sequences(self._load)) * places

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 MOST_SLOWNESS, LEAST_SLOWNESS = 50.0, 0.5
-TIMES_WEIGHT = 0.1
+TIMES_WEIGHT = 0.2
 """Of the latest answer in how much longer answers take than was measured beforehand."""
 
 
@@ -17,8 +17,15 @@ class DraftTimes:
         self.further_ms = further_ms
         self.slowness = 1.0
         """By how many times answers of late took longer than that."""
+        self.is_late = False
+        """Whether an answer is overdue: nobody waits for another one until there is a sign of life."""
         self.is_left_out = False
         """Whether the draft has failed, so that nobody waits for it again."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is worth asking."""
+        return not (self.is_late or self.is_left_out)
 
     def place_ms(self, sequences: int) -> float:
         """What one place of so many sequences takes together."""

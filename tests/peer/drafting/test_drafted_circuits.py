@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model
 
 from molink.peer.drafting.draft_engine import DraftEngine
-from molink.peer.drafting.draft_thread import MOST_LATE, DraftThread
+from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.drafting.opening import load_draft, plan_draft
 from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.models.model import LocalModel
@@ -64,7 +65,6 @@ async def test_with_the_served_model_itself_nearly_every_guess_is_right(model: L
         assert await is_empty(draft)
         draft.engine.pool.check_integrity()
     counts = head.counts
-    print(counts)
     assert len(PROMPTS) * NEW_TOKENS / counts.trips > FIXED
 
 
@@ -76,7 +76,6 @@ async def test_sampled_tokens_are_those_of_the_seed_and_are_guessed(model: Local
     async with drafted(model, opened(model.folder)) as (circuit, head):
         circuit.sampling = SAMPLED
         assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
-    print(head.counts)
     assert len(PROMPTS) * NEW_TOKENS / head.counts.trips > FIXED
 
 
@@ -88,7 +87,6 @@ async def test_an_unrelated_draft_of_another_architecture_changes_no_token(
     expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
     async with drafted(model, opened(make_tiny_model(architecture, tmp_path))) as (circuit, head):
         assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
-    print(head.counts)
     assert head.counts.guessed["draft"] > 4 * head.counts.accepted.get("draft", 0)
 
 
@@ -111,15 +109,38 @@ async def test_a_draft_that_raises_costs_its_guesses_alone(
 
 
 @asynchronous
-async def test_a_draft_that_hangs_is_waited_for_a_few_times_at_most(
+async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = greedy_references(model.folder, PROMPTS[:1], NEW_TOKENS)
+    draft, slow = opened(model.folder), iter((0.0, 0.0, 0.5))
+    guess_next = draft.guess_next
+    monkeypatch.setattr(draft, "guess_next", lambda: time.sleep(next(slow, 0.0)) or guess_next())
+    async with drafted(model, draft, late_s=0.3) as (circuit, head):
+        assert isinstance(head.draft, DraftThread)
+        times = head.draft.times
+        assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
+        while not times.answers:  # there is no sign of life yet
+            await asyncio.sleep(0.02)
+        assert times.slowness > 1
+        assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
+    assert head.counts.accepted["draft"] > 8
+
+
+@asynchronous
+async def test_a_draft_that_hangs_is_waited_for_once(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
     draft, over = opened(model.folder), threading.Event()
+    monkeypatch.setattr("molink.peer.drafting.draft_thread.HUNG_S", 0.1)
     monkeypatch.setattr(draft, "guess_next", lambda: over.wait(60) and [])
     with caplog.at_level(logging.WARNING):
         async with drafted(model, draft, late_s=0.05) as (circuit, head):
             assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+            await asyncio.sleep(0.2)
             over.set()
-    assert f"it was late {MOST_LATE} times in a row" in caplog.text
+            assert isinstance(head.draft, DraftThread)
+            assert head.draft.times.is_left_out
+    assert "it gave no sign of life" in caplog.text
     assert "draft" not in head.counts.guessed
