@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-MOST_SLOWNESS, LEAST_SLOWNESS = 50.0, 0.5
+MOST_SLOWNESS, LEAST_SLOWNESS = 50.0, 0.02
 TIMES_WEIGHT = 0.2
 """Of the latest answer in how much longer answers take than was measured beforehand."""
 
