@@ -31,7 +31,7 @@ from molink.peer.daemon.compute_setup import (
     open_compute_setup,
     planned_memory,
 )
-from molink.peer.daemon.draft import guesses_of
+from molink.peer.daemon.draft import draft_cache_bytes, guesses_of, left_memory_bytes
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.operator_orders import CommandedPeer, OperatorOrders
@@ -267,18 +267,16 @@ class Bootstrap:
         self, stack: AsyncExitStack, model: LocalModel, devices: tuple[str, ...]
     ) -> JoinSettings:
         """Opens what tokens are guessed from. Returns the settings, with the memory that this leaves."""
-        settings, option = self._settings, self._settings.options.draft
-        self._report(f"Preparing what tokens are guessed from, {option}")
-        self._guesses, taken_bytes = await asyncio.to_thread(
-            guesses_of, option, model, settings.memory_bytes, devices[0]
-        )
-        if self._guesses is not None:
-            self._metrics.watch_guesses(self._guesses.counts)
-            if isinstance(draft := self._guesses.draft, DraftThread):
+        option, memory_bytes = self._settings.options.draft, self._settings.memory_bytes
+        self._report(f"Preparing what tokens are guessed from: {option}")
+        guesses, taken_bytes = await asyncio.to_thread(guesses_of, option, model, memory_bytes, devices[0])
+        if guesses is not None:
+            self._metrics.watch_guesses(guesses.counts)
+            if isinstance(guesses.draft, DraftThread):
                 self._draft_bytes = taken_bytes
-                await stack.enter_async_context(draft)
-        if settings.memory_bytes is not None:
-            self._settings = replace(settings, memory_bytes=settings.memory_bytes - taken_bytes)
+                await stack.enter_async_context(guesses.draft)
+        left_bytes = left_memory_bytes(guesses, taken_bytes, memory_bytes, devices)
+        self._guesses, self._settings = guesses, replace(self._settings, memory_bytes=left_bytes)
         return self._settings
 
     def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
@@ -361,7 +359,7 @@ class Bootstrap:
         if device != "cpu":
             return None
         return MemoryGuard(
-            leases.memory.total_bytes,
+            leases.memory.total_bytes + draft_cache_bytes(self._guesses),
             leases,
             self._changed.set,
             own_memory_bytes,

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from molink.dht.records.facts_codec import MAX_DRAFT_CHARACTERS, TOKENIZER_HASH_BYTES
 from molink.dht.records.records import LOOKUP, TABLES, AnnouncedDraft
+from molink.peer.daemon.compute_setup import memory_of
 from molink.peer.device.device import default_memory_bytes
 from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.drafting.opening import PlannedDraft, load_draft, plan_draft
@@ -61,6 +62,22 @@ def guesses_of(
     draft = replace(draft, guess_ms=measured.guess_ms)
     guesses = HeadGuesses(tables=True, draft=draft, announced=(*announced, measured))
     return guesses, draft_bytes(draft)
+
+
+def left_memory_bytes(
+    guesses: HeadGuesses | None, taken_bytes: int, memory_bytes: int | None, devices: tuple[str, ...]
+) -> int | None:
+    """What guesses that take so much leave of `--memory`; None: it is not given, and nothing has to be kept free."""
+    if memory_bytes is not None:
+        return memory_bytes - taken_bytes
+    caches_bytes = draft_cache_bytes(guesses)  # what is loaded is not free any more; its caches are to come
+    return memory_of(devices, None) - caches_bytes if caches_bytes else None
+
+
+def draft_cache_bytes(guesses: HeadGuesses | None) -> int:
+    """Of the KV caches of a draft model on the device; 0 where there is none."""
+    draft = None if guesses is None else guesses.draft
+    return draft.cache_bytes if isinstance(draft, DraftThread) else 0
 
 
 def announced_draft(identifier: str, tokenizer: str, draft: DraftModel) -> AnnouncedDraft:

@@ -71,6 +71,11 @@ class DraftEngine:
         self._replays = replays
         self._sequences: dict[int, _Sequence] = {}
 
+    def cache_bytes_of(self, sequences: int) -> int:
+        """Of the KV caches of so many sequences, at most."""
+        spec = self.engine.spec
+        return sequences * spec.kv_bytes(spec.whole, self.window_tokens)
+
     def open(self, number: int, params: SamplingParams, seed: int) -> None:
         """A sequence begins, of which nothing is known yet. Raises as `Engine.new_cache`."""
         cache = self.engine.new_cache(self.engine.spec.whole, self.window_tokens)

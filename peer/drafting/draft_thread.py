@@ -57,7 +57,8 @@ class DraftThread:
         self, engine: DraftEngine, times: DraftTimes, most_sequences: int, least_late_s: float = LEAST_LATE_S
     ) -> None:
         self.times = times
-        self._engine: DraftEngine | None = engine
+        self.cache_bytes = engine.cache_bytes_of(most_sequences)
+        """Of the KV caches of as many sequences as there may be."""
         self._window_tokens = engine.window_tokens
         self._most_sequences = most_sequences
         self._least_late_s = least_late_s
@@ -169,7 +170,7 @@ class DraftThread:
         self._leave_out()
 
     def _leave_out(self) -> None:
-        self.times.is_left_out, self._engine = True, None
+        self.times.is_left_out = True
         self._orders.put(None)
         for number, asked in list(self._asked.items()):
             self._answer(number, asked.length, ())

@@ -184,9 +184,10 @@ class SessionGuessing:
         source = self.source_of(session, hints)
         if source is not None:
             source.extend(tokens)
-            session.progress.guesser = StepGuesser(source, session.plan.vocabulary)
-            if (told := _told_of(session)) is not None:
-                told.feed()
+            session.progress.guesser = guesser = StepGuesser(source, session.plan.vocabulary)
+            drafter = guesser.drafter
+            if drafter is not None and drafter.told is not None and drafter.places(MOST_GUESSES):
+                drafter.told.feed()  # where it is expected to pay, it is ready when the first token is there
 
 
 def _told_of(session: ServedSession) -> ToldDraft | None:

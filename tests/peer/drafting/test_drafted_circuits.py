@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -47,12 +47,12 @@ def opened(folder: Path, sequences: int = 8) -> DraftEngine:
     return load_draft(plan_draft(folder, "draft", "float32", None, sequences), "cpu", 1 << 20)[0]
 
 
-async def is_empty(draft: DraftEngine) -> bool:
-    """Whether nothing is left of any sequence, before long."""
-    for _ in range(100):
-        if draft.engine.pool.tables == 0:
+async def soon_true(condition: Callable[[], bool]) -> bool:
+    """Whether it is so before long."""
+    for _ in range(200):
+        if condition():
             return True
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
     return False
 
 
@@ -62,7 +62,7 @@ async def test_with_the_served_model_itself_nearly_every_guess_is_right(model: L
     draft = opened(model.folder)
     async with drafted(model, draft) as (circuit, head):
         assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
-        assert await is_empty(draft)
+        assert await soon_true(lambda: draft.engine.pool.tables == 0)
         draft.engine.pool.check_integrity()
     counts = head.counts
     assert len(PROMPTS) * NEW_TOKENS / counts.trips > FIXED
@@ -120,8 +120,7 @@ async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
         assert isinstance(head.draft, DraftThread)
         times = head.draft.times
         assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
-        while not times.answers:  # there is no sign of life yet
-            await asyncio.sleep(0.02)
+        assert await soon_true(lambda: times.answers)  # with the next sign of life
         assert times.slowness > 1
         assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
     assert head.counts.accepted["draft"] > 8
