@@ -5,6 +5,7 @@ grows beyond the window is computed anew from its end, in parts, while nobody wa
 guessed of it. Used from one thread.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -130,7 +131,7 @@ class DraftEngine:
         through: list[tuple[int, int, Guessed]] = []
         leaders = race_leaders(logits[:, : self._vocabulary], requests)
         for (number, one), (token, sure) in zip(waiting.items(), leaders, strict=True):
-            one.guesses.append((token, min(STRENGTHS - 1, int(STRENGTHS * sure))))
+            one.guesses.append((token, _strength(sure)))
             one.coming, one.left = [token], one.left - 1
             if not one.left:
                 one.coming = []
@@ -165,3 +166,8 @@ class DraftEngine:
             one.held += one.coming[:count]
             del one.coming[:count]
         return logits if len(last) == len(logits) else logits[last]
+
+
+def _strength(sure: float) -> int:
+    """Of a guess that is so sure; the least where the sequence has broken the draft's numbers."""
+    return min(STRENGTHS - 1, int(STRENGTHS * sure)) if math.isfinite(sure) else 0

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -148,6 +148,10 @@ class DraftThread:
             self._hung.cancel()
             self._hung = None
 
+    def _answer_all(self, through: Sequence[tuple[int, int, Guessed]]) -> None:
+        for answer in through:
+            self._answer(*answer)
+
     def _answer(self, number: int, length: int, guesses: Guessed) -> None:
         asked = self._asked.get(number)
         if asked is None or asked.length != length:
@@ -181,8 +185,8 @@ class DraftThread:
         try:
             while self._next_orders(engine):
                 through = engine.guess_next() if engine.waits else []
-                for answer in through:
-                    self._tell(self._answer, *answer)
+                if through:
+                    self._tell(self._answer_all, through)
                 if engine.lacks and (
                     through or not engine.waits
                 ):  # a part between two answers: nobody starves

@@ -205,7 +205,8 @@ class SessionGuesses:
         if costs is not None and self._fixed is None:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
-        self._idle_trips = 0 if count else self._idle_trips + 1
+        is_unanswered = self.told is not None and self.told.is_unanswered
+        self._idle_trips = 0 if count or is_unanswered else self._idle_trips + 1
         self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
         if costs is not None:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
@@ -224,7 +225,7 @@ class SessionGuesses:
         if source is None or source.is_closed or not source.times.answers:
             return 0
         places = min(most, self._places(), self._drafted_places(self._load))
-        source.spent_ms = source.share_ms(_sequences(self._load)) * places
+        source.spent_ms, source.is_unanswered = source.share_ms(_sequences(self._load)) * places, places > 0
         return places
 
     def expect(self, token_ids: Sequence[int]) -> None:

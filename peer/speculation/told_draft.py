@@ -71,6 +71,8 @@ class ToldDraft:
         """In a row: the latest ones, for which nothing was asked."""
         self.spent_ms = 0.0
         """What was waited for the guesses of the trip that comes next."""
+        self.is_unanswered = False
+        """Whether it was asked for these, and has said nothing: the sequence is still to be computed there, say."""
         self.length = 0
         """Of the whole sequence."""
         self._seen_tokens = seen_tokens
@@ -91,7 +93,7 @@ class ToldDraft:
         self._new += tokens[-self._seen_tokens :]
         if len(self._new) > 2 * self._seen_tokens:
             del self._new[: -self._seen_tokens]
-        self._told, self.spent_ms = (), 0.0
+        self._told, self.spent_ms, self.is_unanswered = (), 0.0, False
 
     def feed(self) -> None:
         """The draft may compute what the sequence has more."""
@@ -114,6 +116,7 @@ class ToldDraft:
     def tell(self, guesses: Sequence[tuple[int, int]]) -> None:
         """What comes next, place by place: tokens, and how strong guesses they are."""
         self._told = tuple(guesses)
+        self.is_unanswered = not guesses
 
     def begin(self) -> "ToldChain":
         """Guesses of what comes behind the sequence."""

@@ -1,5 +1,6 @@
 """A draft on the product's engine guesses what its model would say, batched or alone, wherever a sequence has gone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,9 @@ def test_eight_sequences_that_join_and_leave_guess_what_each_would_alone(folder:
 
 
 def test_beyond_the_window_the_end_is_seen_and_computed_while_nobody_waits(tmp_path: Path) -> None:
-    folder = make_tiny_model("llama", tmp_path, max_position_embeddings=64)
+    folder = make_tiny_model("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     draft = opened(folder)
     assert draft.window_tokens == 64
     sequence = [(7 * at + 1) % 60 for at in range(48)]
