@@ -4,12 +4,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.links.data_plane import asynchronous
+from support.links.data_plane import asynchronous, until
 from support.models.tiny_models import greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model
@@ -51,15 +51,6 @@ def opened(folder: Path, sequences: int = 8) -> DraftEngine:
     return draft
 
 
-async def soon_true(condition: Callable[[], bool]) -> bool:
-    """Whether it is so before long."""
-    for _ in range(200):
-        if condition():
-            return True
-        await asyncio.sleep(0.02)
-    return False
-
-
 @pytest.mark.parametrize("prompts", [PROMPTS, pytest.param(MANY_PROMPTS, marks=pytest.mark.full)])
 @asynchronous
 async def test_with_the_served_model_itself_nearly_every_guess_is_right(
@@ -69,7 +60,7 @@ async def test_with_the_served_model_itself_nearly_every_guess_is_right(
     draft = opened(model.folder)
     async with drafted(model, draft) as (circuit, head):
         assert await circuit.generate(prompts, NEW_TOKENS) == expected
-        assert await soon_true(lambda: draft.engine.pool.tables == 0)
+        await until(lambda: draft.engine.pool.tables == 0)
         draft.engine.pool.check_integrity()
     # the first token of each comes of its prompt, and a prompt that is being computed is not guessed for
     assert len(prompts) * NEW_TOKENS / head.counts.trips > FIXED
@@ -127,7 +118,7 @@ async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
         assert isinstance(head.draft, DraftThread)
         times = head.draft.times
         assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
-        assert await soon_true(lambda: times.answers)  # with the next sign of life
+        await until(lambda: times.answers)  # with the next sign of life
         assert times.slowness > 1
         assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
     assert head.counts.accepted["draft"] > 8

@@ -134,7 +134,7 @@ def test_told_guesses_travel_are_counted_and_scored() -> None:
 
 
 def test_near_a_full_engine_nothing_is_asked_for() -> None:
-    guesses = SessionGuesses(stages=NEAR, draft=told_of(DraftTimes(5.0)))
+    guesses = SessionGuesses(stages=NEAR, draft=told_of(DraftTimes(0.01)))
     guesses.extend([1, 2, 3])
     assert guesses.places(8)
     guesses.propose(8, TripLoad(BatchLoad(7, 7.0), (BatchLoad(8, 8.0),) * 3))
