@@ -6,13 +6,14 @@ guessed of it. Used from one thread.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.model.stage import Stage
 from molink.shards.sampling.race_leaders import race_leaders
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.spec import MOST_GUESSED_TOKENS, SamplingParams
@@ -60,10 +61,20 @@ class _Sequence:
 class DraftEngine:
     """Owns a draft model's engine, all layers of it, and what it has of each sequence."""
 
-    def __init__(self, engine: Engine, window_tokens: int, vocabulary: int, *, replays: bool = False) -> None:
-        """It sees `window_tokens` of a sequence at most, and guesses tokens below `vocabulary`. `replays`: steps of few
-        rows are recorded, so that what was accepted goes as rows of such a step."""
+    def __init__(
+        self,
+        engine: Engine,
+        load: Callable[[], Stage],
+        window_tokens: int,
+        vocabulary: int,
+        *,
+        replays: bool = False,
+    ) -> None:
+        """`load` gives all layers, for `wake`. It sees `window_tokens` of a sequence at most, and guesses tokens below
+        `vocabulary`. `replays`: steps of few rows are recorded, so that what was accepted goes as rows of such a
+        step."""
         self.engine = engine
+        self._load = load
         self.part_tokens = MOST_PART_TOKENS
         """Of a sequence that nobody waits for so many are computed in a step, for which others may have to wait. One
         that lacks more is not guessed for."""
@@ -77,8 +88,24 @@ class DraftEngine:
         spec = self.engine.spec
         return sequences * spec.kv_bytes(spec.whole, self.window_tokens)
 
+    def wake(self) -> None:
+        """Loads the weights, and records what is recorded. Raises as `LocalModel.load`."""
+        if not self.engine.held:
+            self.engine.attach(self._load())
+            while self.engine.record_next():
+                pass
+
+    def rest(self) -> None:
+        """Holds no weights, and nothing of any sequence, until it wakes."""
+        for number in list(self._sequences):
+            self.close(number)
+        if self.engine.held:
+            self.engine.detach(self.engine.spec.whole)
+
     def open(self, number: int, params: SamplingParams, seed: int) -> None:
-        """A sequence begins, of which nothing is known yet. Raises as `Engine.new_cache`."""
+        """A sequence begins, of which nothing is known yet; not while it rests. Raises as `Engine.new_cache`."""
+        if not self.engine.held:
+            return
         cache = self.engine.new_cache(self.engine.spec.whole, self.window_tokens)
         self._sequences[number] = _Sequence(params, seed, cache)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
+from molink.peer.device.device import give_back_memory
 from molink.peer.drafting.draft_engine import DraftEngine, DraftOrder, Guessed
 from molink.peer.speculation.told_draft import DraftTimes, ToldDraft
 from molink.shards.spec import SamplingParams
@@ -88,7 +89,8 @@ class DraftThread:
     def open(self, params: SamplingParams, seed: int) -> ToldDraft | None:
         """A sequence whose tokens are drawn so; None: there are as many as there may be, or the draft is left out. It
         is closed by then at the latest that nothing refers to what is returned."""
-        if self._loop is None or self.times.is_left_out or len(self._open) >= self._most_sequences:
+        is_away = self.times.is_left_out or self.times.is_resting
+        if self._loop is None or is_away or len(self._open) >= self._most_sequences:
             return None
         number = next(self._numbers)
         self._open.add(number)
@@ -96,6 +98,19 @@ class DraftThread:
         weakref.finalize(told, self.close, number).atexit = False
         self._put(lambda engine: engine.open(number, params, seed))
         return told
+
+    def rest(self, device: str) -> None:
+        """Its memory on that device is free before long, until `wake`. Again has no effect."""
+        times = self.times
+        if times.is_waking or not times.is_resting:
+            times.is_resting, times.is_waking = True, False
+            self._put(lambda engine: _rest(engine, device))
+
+    def wake(self) -> None:
+        """It is loaded again, and guesses for sessions that begin from then on."""
+        if self.times.is_resting and not self.times.is_waking:
+            self.times.is_waking = True
+            self._put(self._wake)
 
     def feed(self, told: ToldDraft) -> None:
         """What the sequence has more is computed while nobody waits."""
@@ -135,11 +150,12 @@ class DraftThread:
     def _be_late(self, number: int) -> None:
         if (asked := self._asked.pop(number, None)) is None:
             return
-        self._record(asked)
-        self.times.is_late = True
-        if self._hung is None:
-            reason = f"it gave no sign of life for {HUNG_S:g} s"
-            self._hung = asyncio.get_running_loop().call_later(HUNG_S, self._give_up, reason)
+        if number in self._open:  # of a sequence that has been closed no answer comes
+            self._record(asked)
+            self.times.is_late = True
+            if self._hung is None:
+                reason = f"it gave no sign of life for {HUNG_S:g} s"
+                self._hung = asyncio.get_running_loop().call_later(HUNG_S, self._give_up, reason)
         asked.done()
 
     def _note_alive(self) -> None:
@@ -147,6 +163,10 @@ class DraftThread:
         if self._hung is not None:
             self._hung.cancel()
             self._hung = None
+
+    def _note_awake(self) -> None:
+        if self.times.is_waking:  # else it is to rest again
+            self.times.is_resting = self.times.is_waking = False
 
     def _answer_all(self, through: Sequence[tuple[int, int, Guessed]]) -> None:
         for answer in through:
@@ -187,10 +207,8 @@ class DraftThread:
                 through = engine.guess_next() if engine.waits else []
                 if through:
                     self._tell(self._answer_all, through)
-                if engine.lacks and (
-                    through or not engine.waits
-                ):  # a part between two answers: nobody starves
-                    engine.compute_next()
+                if engine.lacks and (through or not engine.waits):
+                    engine.compute_next()  # a part between two answers at least, so that nobody starves
                 if self.times.is_late:
                     self._tell(self._note_alive)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: guesses are not worth a session
@@ -209,6 +227,10 @@ class DraftThread:
             order(engine)
             blocks = False
 
+    def _wake(self, engine: DraftEngine) -> None:
+        engine.wake()
+        self._tell(self._note_awake)
+
     def _begin(self, engine: DraftEngine, order: DraftOrder) -> None:
         if not engine.take(order):
             self._tell(self._answer, order.number, order.length, ())
@@ -216,3 +238,8 @@ class DraftThread:
     def _tell(self, what: Callable[..., None], *arguments: object) -> None:
         if (loop := self._loop) is not None:
             loop.call_soon_threadsafe(what, *arguments)
+
+
+def _rest(engine: DraftEngine, device: str) -> None:
+    engine.rest()
+    give_back_memory(device)

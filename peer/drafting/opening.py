@@ -66,10 +66,14 @@ def load_draft(planned: PlannedDraft, device: str, vocabulary: int) -> tuple[Dra
     model, spec = planned.model, planned.model.spec
     decoding = decoding_in(DecodingWay.RECORDED, device)
     engine = Engine(spec, device, planned.cache_bytes, decoding=decoding)
-    engine.attach(model.load(spec.whole, device))
-    while engine.record_next():
-        pass  # now, while nobody else uses the device
-    draft = DraftEngine(engine, planned.window_tokens, vocabulary, replays=decoding is not None)
+    draft = DraftEngine(
+        engine,
+        lambda: model.load(spec.whole, device),
+        planned.window_tokens,
+        vocabulary,
+        replays=decoding is not None,
+    )
+    draft.wake()
     return draft, measured(draft, planned.sequences)
 
 

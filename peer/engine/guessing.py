@@ -246,6 +246,16 @@ class HeadGuesses:
             table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
 
+    def rest(self, device: str) -> None:
+        """The device's memory is to be free: a draft on it is there no more until `wake`. Again has no effect."""
+        if isinstance(self.draft, DraftThread):
+            self.draft.rest(device)
+
+    def wake(self) -> None:
+        """A draft that rests may be loaded again."""
+        if isinstance(self.draft, DraftThread):
+            self.draft.wake()
+
     def _draft_of(self, session: ServedSession) -> DraftModel | ToldDraft | None:
         """The draft that guesses for the session; None: there is none, or for so many others that there is no room."""
         if isinstance(self.draft, DraftThread):

@@ -8,6 +8,7 @@ import psutil
 
 from molink.peer.announcing.announcer import Announcer
 from molink.peer.device.device import give_back_memory
+from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, Readings, next_pause_state
 from molink.peer.memory.leases import LeaseBook, Refused
@@ -99,6 +100,8 @@ class Pausing:
     async def _let_go_of_weights(self) -> None:
         """Also of those whose load ended only now: a load that has begun cannot be stopped."""
         held = self._leases.held
+        if isinstance(guesses := self._serving.stepper.guessing.source_of, HeadGuesses):
+            guesses.rest(self._device)
         if not held:
             return
         try:
@@ -122,6 +125,8 @@ class Pausing:
             await asyncio.gather(*map(self._serving.loader.load, self._held))
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("the layers could not be loaded again: %s", error)
+        if isinstance(guesses := self._serving.stepper.guessing.source_of, HeadGuesses):
+            guesses.wake()
         await self._announcer.announce(facts_too=True)  # who avoided this peer need not any more
 
     async def _stop_resuming(self) -> tuple[Span, ...]:

@@ -19,13 +19,17 @@ class DraftTimes:
         """By how many times answers of late took longer than that."""
         self.is_late = False
         """Whether an answer is overdue: nobody waits for another one until there is a sign of life."""
+        self.is_resting = False
+        """Whether its memory is the volunteer's for now."""
+        self.is_waking = False
+        """Whether that is about to end."""
         self.is_left_out = False
         """Whether the draft has failed, so that nobody waits for it again."""
 
     @property
     def answers(self) -> bool:
         """Whether it is worth asking."""
-        return not (self.is_late or self.is_left_out)
+        return not (self.is_late or self.is_resting or self.is_left_out)
 
     def place_ms(self, sequences: int) -> float:
         """What one place of so many sequences takes together."""

@@ -25,6 +25,7 @@ class StubEngine:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
+        self.rests = False
         self.open_ones: set[int] = set()
         self.steps: list[list[int]] = []
         """Which sequences each step had."""
@@ -37,6 +38,12 @@ class StubEngine:
     @property
     def waits(self) -> bool:
         return bool(self._waiting)
+
+    def rest(self) -> None:
+        self.rests = True
+
+    def wake(self) -> None:
+        self.rests = False
 
     def open(self, number: int, _: SamplingParams, __: int) -> None:
         self.open_ones.add(number)
@@ -164,3 +171,22 @@ async def test_of_orders_that_it_does_not_take_no_more_wait_than_may(
     assert [one.message for one in caplog.records if "left out" in one.message] == [
         "the draft model is left out until this peer starts again: it does not take what it is told"
     ]
+
+
+@asynchronous
+async def test_whatever_is_said_while_it_wakes_it_rests_if_that_was_said_last() -> None:
+    engine = StubEngine()
+    async with thread_of(engine) as thread:
+        opened(thread)
+        thread.rest("cpu")
+        assert thread.open(SamplingParams(), 0) is None
+        thread.wake()
+        thread.rest("cpu")
+        for _ in range(2):
+            thread.wake()
+        thread.rest("cpu")
+        await until(lambda: engine.rests and thread.times.is_resting)
+        thread.wake()
+        await until(lambda: thread.times.answers)
+        assert not engine.rests
+        opened(thread)

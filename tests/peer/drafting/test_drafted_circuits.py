@@ -89,6 +89,25 @@ async def test_an_unrelated_draft_of_another_architecture_changes_no_token(
 
 
 @asynchronous
+async def test_while_it_rests_it_holds_nothing_and_then_it_guesses_again(model: LocalModel) -> None:
+    expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
+    draft = opened(model.folder)
+    async with drafted(model, draft) as (circuit, head):
+        head.rest("cpu")
+        head.rest("cpu")
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+        await until(lambda: not draft.engine.held)
+        assert draft.engine.weight_bytes == draft.engine.pool.used_bytes == 0
+        assert "draft" not in head.counts.guessed
+        head.wake()
+        assert isinstance(head.draft, DraftThread)
+        times = head.draft.times
+        await until(lambda: times.answers)
+        assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
+    assert head.counts.accepted["draft"] > NEW_TOKENS
+
+
+@asynchronous
 async def test_a_draft_that_raises_costs_its_guesses_alone(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
