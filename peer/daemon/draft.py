@@ -30,6 +30,8 @@ TOKENIZER: Final = "tokenizer.json"
 MOST_PARAMETERS: Final = 4_000_000
 """Of one that is computed on the loop that serves, between a trip and the next: more would hold up others."""
 
+NUMPY_DTYPES: Final = frozenset({"F16", "F32", "F64"})
+"""In which NumPy reads weights."""
 TRIED_TRIPS, TRIED_GUESSES = 5, 4
 """By which it is measured what a guess takes, some milliseconds in all."""
 
@@ -52,6 +54,7 @@ def guesses_of(
         return HeadGuesses(tables=option == "auto", announced=told), 0
     folder = _folder_of(option, model.spec.name, model.manifest.files)
     if not _is_small(option, folder):
+        device = "cpu" if device == "mps" else device  # torch's Metal takes work from one thread only
         planned = _planned(option, folder, model, memory_bytes or default_memory_bytes(device))
         thread = _loaded(option, planned, model, device)
         tokenizer = bytes.fromhex(model.manifest.files[TOKENIZER])[:TOKENIZER_HASH_BYTES]
@@ -149,14 +152,16 @@ def _announced_name(identifier: str) -> str:
 
 
 def _is_small(identifier: str, folder: Path) -> bool:
-    """Whether it is computed on the loop that serves: a Llama of few parameters. Raises DraftUnusable."""
+    """Whether it is computed on the loop that serves: a Llama of few parameters in one file. Raises DraftUnusable."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         headers = [read_header(path) for path in weight_files(folder)[0]]
     except (StoreError, OSError, ValueError) as error:
         raise DraftUnusable(f"--draft {identifier} cannot be read from {folder}: {error}") from error
-    parameters = sum(math.prod(tensor.shape) for header in headers for tensor in header)
-    return len(headers) == 1 and parameters <= MOST_PARAMETERS and _is_plain_llama(config)
+    tensors = [tensor for header in headers for tensor in header]
+    is_read = len(headers) == 1 and all(tensor.dtype in NUMPY_DTYPES for tensor in tensors)
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+    return is_read and parameters <= MOST_PARAMETERS and _is_plain_llama(config)
 
 
 def _is_plain_llama(config: Mapping[str, Any]) -> bool:

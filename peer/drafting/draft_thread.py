@@ -123,6 +123,8 @@ class DraftThread:
         if self._loop is None or self.times.is_left_out:
             asyncio.get_running_loop().call_soon(done)
             return
+        if (before := self._asked.get(told.number)) is not None:  # of an epoch that is over
+            self._answer(told.number, before.length, ())
         asked = _DraftWait(told, places, done, told.length, time.perf_counter(), 1 + len(self._asked))
         for other in self._asked.values():
             other.beside = max(other.beside, asked.beside)
@@ -181,7 +183,8 @@ class DraftThread:
             asked.alarm.cancel()
         if guesses:
             self._record(asked)
-            asked.told.tell(guesses)
+            if asked.told.length == length:
+                asked.told.tell(guesses)
         asked.done()
 
     def _record(self, asked: _DraftWait) -> None:

@@ -142,6 +142,21 @@ async def test_an_answer_that_comes_late_is_not_taken_for_that_of_what_has_been_
 
 
 @asynchronous
+async def test_of_two_epochs_that_ask_one_after_the_other_both_are_answered() -> None:
+    engine, answered = StubEngine(), list[int]()
+    async with thread_of(engine) as thread:
+        told = opened(thread)
+        engine.gate.clear()
+        told.ask(1, counted(answered, 1))
+        told.extend([9])
+        told.ask(2, counted(answered, 2))
+        assert answered == [1]
+        engine.gate.set()
+        await until(lambda: answered == [1, 2])
+        assert told_tokens(told) == [6, 6]
+
+
+@asynchronous
 async def test_who_waits_when_the_thread_ends_is_answered() -> None:
     engine, answered = StubEngine(), list[int]()
     async with thread_of(engine) as thread:
@@ -187,6 +202,5 @@ async def test_whatever_is_said_while_it_wakes_it_rests_if_that_was_said_last() 
         thread.rest("cpu")
         await until(lambda: engine.rests and thread.times.is_resting)
         thread.wake()
-        await until(lambda: thread.times.answers)
-        assert not engine.rests
+        await until(lambda: thread.times.answers and not engine.rests)
         opened(thread)
