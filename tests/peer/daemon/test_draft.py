@@ -97,11 +97,8 @@ def test_what_is_not_small_or_no_llama_is_computed_on_the_device(model: LocalMod
         assert guesses.announced[-1].name == Path(option).name
         assert guesses.announced[-1].guess_ms == guesses.draft.times.alone_ms
         weights = sum(file.stat().st_size for file in resolve(option).glob("*.safetensors"))
-        assert (
-            0.9 * weights + guesses.draft.cache_bytes
-            < taken_bytes
-            < 1.1 * weights + guesses.draft.cache_bytes
-        )
+        held_bytes = guesses.draft.cache_bytes + weights  # which may be stored in half of what is computed in
+        assert held_bytes * 0.9 < taken_bytes < held_bytes + 1.1 * weights
 
 
 def test_of_such_a_draft_too_one_sentence_says_why_it_cannot_be_one(
