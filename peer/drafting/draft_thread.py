@@ -124,7 +124,7 @@ class DraftThread:
             asyncio.get_running_loop().call_soon(done)
             return
         if (before := self._asked.get(told.number)) is not None:  # of an epoch that is over
-            self._answer(told.number, before.length, ())
+            self._answer([(told.number, before.length, ())])
         asked = _DraftWait(told, places, done, told.length, time.perf_counter(), 1 + len(self._asked))
         for other in self._asked.values():
             other.beside = max(other.beside, asked.beside)
@@ -153,7 +153,7 @@ class DraftThread:
         if (asked := self._asked.pop(number, None)) is None:
             return
         if number in self._open:  # of a sequence that has been closed no answer comes
-            self._record(asked)
+            _record(self.times, asked)
             self.times.is_late = True
             if self._hung is None:
                 reason = f"it gave no sign of life for {HUNG_S:g} s"
@@ -170,25 +170,19 @@ class DraftThread:
         if self.times.is_waking:  # else it is to rest again
             self.times.is_resting = self.times.is_waking = False
 
-    def _answer_all(self, through: Sequence[tuple[int, int, Guessed]]) -> None:
-        for answer in through:
-            self._answer(*answer)
-
-    def _answer(self, number: int, length: int, guesses: Guessed) -> None:
-        asked = self._asked.get(number)
-        if asked is None or asked.length != length:
-            return  # it was late, and the sequence has gone on
-        del self._asked[number]
-        if asked.alarm is not None:
-            asked.alarm.cancel()
-        if guesses:
-            self._record(asked)
-            if asked.told.length == length:
-                asked.told.tell(guesses)
-        asked.done()
-
-    def _record(self, asked: _DraftWait) -> None:
-        self.times.record(asked.beside, asked.places, 1000 * (time.perf_counter() - asked.begun_s))
+    def _answer(self, answers: Sequence[tuple[int, int, Guessed]]) -> None:
+        for number, length, guesses in answers:
+            asked = self._asked.get(number)
+            if asked is None or asked.length != length:
+                continue  # it was late, and the sequence has gone on
+            del self._asked[number]
+            if asked.alarm is not None:
+                asked.alarm.cancel()
+            if guesses:
+                _record(self.times, asked)
+                if asked.told.length == length:
+                    asked.told.tell(guesses)
+            asked.done()
 
     def _give_up(self, reason: str) -> None:
         if self.times.is_left_out:
@@ -199,17 +193,16 @@ class DraftThread:
     def _leave_out(self) -> None:
         self.times.is_left_out = True
         self._orders.put(None)
-        for number, asked in list(self._asked.items()):
-            self._answer(number, asked.length, ())
+        self._answer([(number, asked.length, ()) for number, asked in self._asked.items()])
 
     # -- on the thread
 
     def _run(self, engine: DraftEngine) -> None:
         try:
-            while self._next_orders(engine):
+            while _do_orders(self._orders, engine):
                 through = engine.guess_next() if engine.waits else []
                 if through:
-                    self._tell(self._answer_all, through)
+                    self._tell(self._answer, through)
                 if engine.lacks and (through or not engine.waits):
                     engine.compute_next()  # a part between two answers at least, so that nobody starves
                 if self.times.is_late:
@@ -217,26 +210,13 @@ class DraftThread:
         except Exception as error:  # noqa: BLE001 - the thread's boundary: guesses are not worth a session
             self._tell(self._give_up, f"{type(error).__name__}: {error}")
 
-    def _next_orders(self, engine: DraftEngine) -> bool:
-        """Does what has been ordered; waits for an order while nothing else is to be done. Whether it goes on."""
-        blocks = not (engine.waits or engine.lacks)
-        while True:
-            try:
-                order = self._orders.get(block=blocks)
-            except queue.Empty:
-                return True
-            if order is None:
-                return False
-            order(engine)
-            blocks = False
-
     def _wake(self, engine: DraftEngine) -> None:
         engine.wake()
         self._tell(self._note_awake)
 
     def _begin(self, engine: DraftEngine, order: DraftOrder) -> None:
         if not engine.take(order):
-            self._tell(self._answer, order.number, order.length, ())
+            self._tell(self._answer, [(order.number, order.length, ())])
 
     def _tell(self, what: Callable[..., None], *arguments: object) -> None:
         if (loop := self._loop) is not None:
@@ -246,3 +226,22 @@ class DraftThread:
 def _rest(engine: DraftEngine, device: str) -> None:
     engine.rest()
     give_back_memory(device)
+
+
+def _do_orders(orders: "queue.SimpleQueue[Order | None]", engine: DraftEngine) -> bool:
+    """Does what has been ordered; waits for an order while nothing else is to be done. Whether it goes on."""
+    blocks = not (engine.waits or engine.lacks)
+    while True:
+        try:
+            order = orders.get(block=blocks)
+        except queue.Empty:
+            return True
+        if order is None:
+            return False
+        order(engine)
+        blocks = False
+
+
+def _record(times: DraftTimes, asked: _DraftWait) -> None:
+    """What that answer took, or has taken already."""
+    times.record(asked.beside, asked.places, 1000 * (time.perf_counter() - asked.begun_s))
