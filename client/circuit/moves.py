@@ -6,7 +6,6 @@ until its hop is gone, which then costs what a loss costs.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
@@ -17,9 +16,10 @@ from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.successor import MovingSession, Successor
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.moves_core import LOOK_AGAIN_S, MovesCore
 from molink.client.epochs.session_log import HopLost
 from molink.client.epochs.session_tokens import SessionTokens
-from molink.client.epochs.successor_core import MOST_GIVEN_UP, is_worth_computing
+from molink.client.epochs.successor_core import is_worth_computing
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -28,15 +28,6 @@ from molink.shards.spec import MOST_GUESSED_TOKENS
 MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 """Tokens of an epoch, of eight steps at most, that wait for the last one of the epoch before, which comes over another
 link."""
-MOST_ATTEMPTS = 8
-"""At moves of one session in a row that fail."""
-MARGIN_S = 0.5
-"""Before a leaving hop goes, its session is to be elsewhere."""
-GONE_WITHIN_S = 10.0
-"""After the time that it has named a peer is gone."""
-LOOK_AGAIN_S = 1.0
-BETTER_WITHIN_S = 20.0
-"""Such a move that is not made by then is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +123,16 @@ class WantedMove:
 
 
 class SessionMoves:
-    """Owner of what one session knows of hops that it is to leave."""
+    """Owner of the move of one session that is under way; what it knows of hops that it is to leave is its core's."""
 
     def __init__(self, circuit_builder: CircuitBuilder, standbys: Standbys, session: MovingSession) -> None:
         self._circuit_builder = circuit_builder
         self._standbys = standbys
         self._session = session
-        self._leaving: dict[str, float] = {}
-        """By peer, until when it serves (the loop's clock)."""
-        self._better: Mapping[str, tuple[PeerView, CopyForm] | None] = {}
-        """By the peers of hops that are to be left for better ones, which, and how copies go there; None: for who is
-        their standby."""
-        self._better_until_s = 0.0
+        self._core: MovesCore[tuple[PeerView, CopyForm]] = MovesCore()
         self._elsewhere: PlannedRoute | None = None
-        """A better circuit of other spans."""
+        """The better circuit of other spans, if the core knows of one."""
         self._successor: Successor | None = None
-        self._given_up = 0
-        """Successors, so far."""
-        self._failed = 0
-        """Attempts in a row."""
         self._moving: asyncio.Task[None] | None = None
 
     def begin(self, run: RunningCircuit | None) -> None:
@@ -162,80 +144,66 @@ class SessionMoves:
 
     def stop(self) -> None:
         """Ends the move that is under way."""
-        self._elsewhere = None
+        self._core.elsewhere = False
         if self._moving is not None:
             self._moving.cancel()
             self._moving = None
 
     def note_leaving(self, peer_id: str, within_s: float) -> None:
         """That peer is about to leave."""
-        self._leaving[peer_id] = asyncio.get_running_loop().time() + within_s
-        self._elsewhere = None
+        self._core.note_leaving(peer_id, asyncio.get_running_loop().time(), within_s)
         if self._successor is not None:
             self._successor.end("a hop is about to leave")
 
     def note_better_at_standby(self, peer_id: str, within_s: float) -> None:
         """That peer says that its standby, which has a copy, has more time for the session. No standby, no move."""
-        if self._leaving or self._better or not self._standbys.substitute(peer_id):
-            return
-        self._better = {peer_id: None}
-        self._better_until_s = asyncio.get_running_loop().time() + min(within_s, BETTER_WITHIN_S)
+        if self._core.is_idle and self._standbys.substitute(peer_id):
+            self._core.note_better({peer_id: None}, asyncio.get_running_loop().time(), within_s)
 
     def is_leaving(self, peer_id: str) -> bool:
-        """Whether that peer has said that it leaves: what becomes of it then is no fault. One that is a hop long after
-        that has come back."""
-        until_s = self._leaving.get(peer_id)
-        return until_s is not None and asyncio.get_running_loop().time() < until_s + GONE_WITHIN_S
+        """As `MovesCore.is_leaving`, now."""
+        return self._core.is_leaving(peer_id, asyncio.get_running_loop().time())
 
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which
         other circuit is to be gone over to, if the tokens that are still to come are worth it."""
         template, lengths = self._session.template, self._session.lengths
-        if not lengths.is_worth_moving or self._leaving or self._better or self._elsewhere:
+        if not lengths.is_worth_moving or not self._core.is_idle:
             return
         found = await self._circuit_builder.standby_choice.better(circuit.route, circuit.descriptor)
         if found is None:
             return
-        self._better = found.replaced
-        self._better_until_s = asyncio.get_running_loop().time() + BETTER_WITHIN_S
+        if found.replaced:
+            self._core.note_better(found.replaced, asyncio.get_running_loop().time())
+            return
         # what a tail of another session knows of the tokens before would have to be told it beside the running one's
-        may_compute = self._given_up < MOST_GIVEN_UP and not needs_history(template.sampling)
-        if self._better or not may_compute:
+        if not self._core.may_compute_anew or needs_history(template.sampling):
             return
         measured_s, other = self._session.circuits.measured_s, found.planned
         if is_worth_computing(lengths, circuit.route, measured_s, other.route):
-            self._elsewhere = other
+            self._core.elsewhere, self._elsewhere = True, other
 
     def wants(self, circuit: ActiveCircuit) -> bool:
         """Whether a hop of that circuit is to be left."""
-        now_s = asyncio.get_running_loop().time()
-        leaving = [peer_id for peer_id, until_s in self._leaving.items() if now_s < until_s - MARGIN_S]
-        is_wanted = self._elsewhere is not None or any(map(circuit.has, (*leaving, *self._better)))
-        return self._failed < MOST_ATTEMPTS and is_wanted
+        return self._core.wants(circuit.route.peer_ids, asyncio.get_running_loop().time())
 
     def record_failed(self, refused: HopRefused) -> None:
         """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again."""
-        if self._elsewhere is None:
-            self._failed += 1
+        if not self._core.elsewhere:
             self._standbys.lose(refused.peer_id)
-        else:
-            self._given_up += 1
-        self._better, self._elsewhere = {}, None
+        self._core.record_failed()
 
     def record_moved(self) -> None:
-        """The session has gone over."""
-        self._failed = 0
-        self._better, self._elsewhere = {}, None
-        self._standbys.seek_for(
-            dict.fromkeys(self._leaving)
-        )  # who was left for a better one may keep the copy now
+        """The session has gone over: who was left for a better one may keep the copy now."""
+        self._core.record_moved()
+        self._standbys.seek_for(dict.fromkeys(self._core.leaving))
 
     async def _move(self, run: RunningCircuit) -> None:
         """Has the next circuit prepared while this one goes on, and goes over to it."""
         session, clock = self._session, asyncio.get_running_loop().time
         while not run.is_lost() and self.wants(run.circuit):
             try:
-                if self._elsewhere is not None:
+                if self._core.elsewhere and self._elsewhere is not None:
                     await self._compute_elsewhere(self._elsewhere)
                     return
                 wanted = await self._next_circuit(run.circuit)
@@ -265,25 +233,20 @@ class SessionMoves:
     async def _next_circuit(self, circuit: ActiveCircuit) -> WantedMove | None:
         """The circuit to go over to from that one, once there are standbys for the hops that are to be left; None:
         there will be none in time."""
-        clock = asyncio.get_running_loop().time
-        leaving = {
-            peer_id: self._better.get(peer_id)
-            for peer_id in (*self._leaving, *self._better)
-            if circuit.has(peer_id)
-        }
-        deadline_s = min(self._leaving.get(one, self._better_until_s) for one in leaving) - MARGIN_S
-        self._standbys.seek_for({**dict.fromkeys(self._leaving), **leaving})
-        while not all(map(self._standbys.substitute, leaving)) and clock() < deadline_s:
+        clock, moves = asyncio.get_running_loop().time, self._core
+        left = moves.to_leave(circuit.route.peer_ids)
+        deadline_s = moves.deadline_s(left)
+        self._standbys.seek_for({**dict.fromkeys(moves.leaving), **left})
+        while not all(map(self._standbys.substitute, left)) and clock() < deadline_s:
             await self._standbys.wait_changed(min(LOOK_AGAIN_S, deadline_s - clock()))
-        if not all(map(self._standbys.substitute, self._better)):
-            # a part of a better circuit need not be better: only who goes is left
-            leaving = {peer_id: None for peer_id in leaving if peer_id in self._leaving}
-            self._better = {}
-        planned = self._standbys.circuit_without(circuit, leaving)
+        if moves.lacks_better([peer_id for peer_id in left if self._standbys.substitute(peer_id)]):
+            moves.drop_better()
+            left = moves.to_leave(circuit.route.peer_ids)
+        planned = self._standbys.circuit_without(circuit, left)
         if planned is None or clock() >= deadline_s:
-            self._better = {}
+            moves.drop_better()
             return None
-        await self._standbys.hand_over(leaving)
+        await self._standbys.hand_over(left)
         return WantedMove(planned, deadline_s, circuit)
 
     async def _prepare(self, wanted: WantedMove) -> ActiveCircuit:

@@ -10,6 +10,7 @@ from molink.client.circuit.peer_history import InFlightLoad, PeerHistory, credit
 from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.session_request import Speculation, needed_ability
 from molink.client.epochs.kept_leases import PlannedRoute
+from molink.client.epochs.moves_core import replaced_hops
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
@@ -267,18 +268,10 @@ class StandbyChoice:
         if found.peer_ids == route.peer_ids or any(hop.cold_spans for hop in found.hops):
             return None
         planned = PlannedRoute(found, {view.peer_id: view for view in views})
-        if [hop.span for hop in found.hops] != [hop.span for hop in route.hops]:
-            return BetterCircuit(planned, {})
-        changed = [
-            (now.peer_id, other)
-            for now, other in zip(route.hops, found.hops, strict=True)
-            if now.peer_id != other.peer_id
-        ]
-        if any(hop.peer_id in route.peer_ids for _, hop in changed):
-            return BetterCircuit(planned, {})
+        spans = {hop.peer_id: hop.span for hop in route.hops}
         replaced = {
-            peer_id: (planned.peers[hop.peer_id], copy_costs(self._spec, hop.span, self._spec.dtype)[0].form)
-            for peer_id, hop in changed
+            peer_id: (planned.peers[other], copy_costs(self._spec, spans[peer_id], self._spec.dtype)[0].form)
+            for peer_id, other in (replaced_hops(route, found) or {}).items()
         }
         return BetterCircuit(planned, replaced)
 

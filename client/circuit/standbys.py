@@ -92,7 +92,7 @@ class Standbys:
         self._seeking: asyncio.Task[None] | None = None
         self.were_asked = False
         """Whether any peer may have kept a copy of this session: a later circuit with it goes on upon that."""
-        self._looking: asyncio.Future[list[None]] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     def by_hop(self) -> Mapping[str, HopCopy]:
         """Of the hops' peers those that have a standby, and what it keeps."""
@@ -186,8 +186,13 @@ class Standbys:
         """Copies last as long as leases do. Their standbys say how far they have come: who does not catch up with
         computing gets keys and values, or another one is sought; else its copy stays behind."""
         if self._looking is None or self._looking.done():
-            asked = (self._renew(one, history_tokens) for one in self._standing.values())
-            self._looking = asyncio.gather(*asked)
+            standing = tuple(self._standing.values())
+
+            async def look() -> None:
+                await asyncio.gather(*(self._renew(one, history_tokens) for one in standing))
+
+            # a task: who cancels what `gather` returns is told that nobody took note
+            self._looking = asyncio.create_task(look(), name="renew copies")
 
     def release(self) -> None:
         """No copy is needed any more."""

@@ -46,6 +46,7 @@ DECISIONS = [
     "molink.client.circuit.blame",
     "molink.client.circuit.circuit_core",
     "molink.client.circuit.peer_history",
+    "molink.client.epochs.moves_core",
     "molink.client.epochs.patience",
     "molink.client.epochs.successor_core",
     "molink.dht.node.hearing",

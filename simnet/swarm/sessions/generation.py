@@ -13,11 +13,12 @@ from molink.client.circuit.circuit_builder import PATIENCE_S
 from molink.client.circuit.circuit_core import CircuitCore
 from molink.client.circuit.scouting import ANSWER_S
 from molink.client.epochs.kept_leases import KeptLeases
+from molink.client.epochs.moves_core import MovesCore
 from molink.client.epochs.patience import SEEN_TOKENS, SignOfLife, answers_until_s, ask_after_s, usual_s
 from molink.client.epochs.successor_core import SequenceLengths
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
-from molink.routing import Route
+from molink.routing import PartnerChoice, Route
 from molink.routing.cost.terms import Demand
 from molink.simnet.core.request_load import Request
 from molink.simnet.swarm.members.accounts import EndedSession, SessionOutcome
@@ -84,7 +85,6 @@ class SimulatedGeneration:
 
     request: Request
     gateway: SimulatedGateway
-    demand: Demand
     phase: Phase = Phase.FORMING
     circuit: CircuitCore = field(default_factory=CircuitCore)
     kept: KeptLeases[SimulatedLease] = field(default_factory=KeptLeases[SimulatedLease])
@@ -96,6 +96,8 @@ class SimulatedGeneration:
     hops: tuple[SimulatedHop, ...] = ()
     computed: int = 0
     """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
+    moves: MovesCore[PartnerChoice] = field(default_factory=MovesCore[PartnerChoice])
+    """Hops that it is to leave."""
     record: SessionRecord = field(default_factory=SessionRecord)
     progress: DecodeProgress = field(init=False)
 
@@ -111,6 +113,12 @@ class SimulatedGeneration:
     def taped(self) -> int:
         """Number of the request whose tokens it draws."""
         return self.request.number
+
+    @property
+    def demand(self) -> Demand:
+        """What it asks of a circuit."""
+        prompt_tokens = self.request.prompt_tokens
+        return Demand.of(prompt_tokens + self.request.new_tokens, prompt_tokens)
 
     @property
     def lengths(self) -> SequenceLengths:

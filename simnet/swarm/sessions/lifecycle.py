@@ -42,7 +42,10 @@ class Lifecycle:
         self._context = context
         self._partnering = Partnering(context, wanted=partners)
         self._succession = Succession(
-            context, decode_on=self._decode_on, reload=self._reload, took_over=self._took_over
+            context,
+            decode_on=self._decode_on,
+            reload=self._reload,
+            took_over=self._took_over,
         )
         self._moves = PlannedMoves(context, self._partnering, self._went_over, self._succession.end)
         self._forming = CircuitForming(
@@ -57,8 +60,7 @@ class Lifecycle:
     def begin(self, request: Request, gateway: SimulatedGateway, timeout_s: float) -> None:
         """A request comes to a gateway, now."""
         now_s = self._context.now_s
-        demand = Demand.of(request.prompt_tokens + request.new_tokens, request.prompt_tokens)
-        one = SimulatedGeneration(request, gateway, demand)
+        one = SimulatedGeneration(request, gateway)
         self._context.running[one.number] = one
         self._context.accounts.arrive(one.number, now_s)
         self._context.timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
@@ -269,7 +271,9 @@ class Lifecycle:
                 member.book.used(one.key, self._context.now_s)
                 member.book.renew(one.key, self._context.now_s)
         self._partnering.renew(one)
-        self._succession.look(one)
+        better = self._succession.look(one)
+        if better is not None:
+            self._moves.leave_for(one, *better)
         self._context.timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
 
     def _give_back(self, one: SimulatedGeneration) -> None:

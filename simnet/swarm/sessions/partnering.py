@@ -5,6 +5,7 @@ peer: gone before a lease is refused, and a lease itself in the epoch in which i
 does, and what follows if it cannot, each session's `CircuitCore` decides.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -64,7 +65,9 @@ class Partnering:
         """Hops without a partner get one, if there is any. While some have none one is sought again, ever more rarely:
         `looks` counts how often by now."""
         copies = self._copies.setdefault(one.number, {})
-        hops = [at for at in range(len(one.hops)) if at not in copies and self._wants(one, at)]
+        members = self._context.members
+        wanting = [self._wanted or members[hop.peer_id].book.gate.is_closed for hop in one.hops]
+        hops = [at for at, wants in enumerate(wanting) if wants and at not in copies]
         if one.route is None or not hops:
             return
         taken = frozenset(copy.partner for copy in copies.values()) | self._refused.get(one.number, set())
@@ -116,16 +119,36 @@ class Partnering:
         one.planned(route, self._context.hops_of(route), min(one.computed, int(copy.lines)))
         self._seized[one.number] = one.turn, 1 + (count if before == one.turn - 1 else 0)
 
-    def hand_over(self, one: SimulatedGeneration, leaving: str) -> Route | None:
-        """The circuit to go over to from one whose hop is about to leave, once the hop's standby has all of it: until
-        then that gets it before all that can wait. None while it has not, or there is none."""
-        at = _hop_of(one, leaving)
-        if at not in self._copies.get(one.number, {}):
-            self.seek(one)
-        copy = self._copies.get(one.number, {}).get(at)
-        if copy is None or one.route is None or self._copying.hasten(copy) > WHOLE_TOKENS:
-            return None
-        return _with_standby(one.route, copy)
+    def hand_over(self, one: SimulatedGeneration, left: Mapping[str, PartnerChoice | None]) -> Route | None:
+        """The circuit to go over to from one whose hops are to be left, for peers that are chosen or for standbys,
+        once these have all of the hops' caches: until then they get them before all that can wait. None while they
+        have not, or there are none."""
+        copies = self._copies.setdefault(one.number, {})
+        ready, route = True, one.route
+        for peer_id, choice in left.items():
+            at = _hop_of(one, peer_id)
+            if choice is not None and (at not in copies or copies[at].partner != choice.peer_id):
+                self._choose(one, at, choice)
+            elif at not in copies:
+                self.seek(one)
+            copy = copies.get(at)
+            if copy is None or self._copying.hasten(copy) > WHOLE_TOKENS:
+                ready = False
+            elif route is not None:
+                route = _with_standby(route, copy)
+        return route if ready else None
+
+    def _choose(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> None:
+        """That peer keeps the hop's copy from now on, in place of who does, unless it refuses."""
+        if choice.peer_id in self._refused.get(one.number, set()):
+            return
+        for other, copy in tuple(self._copies[one.number].items()):
+            if other == at or copy.partner == choice.peer_id:
+                self._drop(one, other)
+        found = self._asked(one, at, choice)
+        if isinstance(found, KvCopy):
+            self._copies[one.number][at] = found
+            self._copying.begin(found)
 
     def gone_over(self, one: SimulatedGeneration) -> None:
         """The session is on the circuit that `hand_over` gave."""
@@ -149,9 +172,6 @@ class Partnering:
         for at in tuple(self._copies.get(one.number, {})):
             self._drop(one, at)
         self._copies.pop(one.number, None)
-
-    def _wants(self, one: SimulatedGeneration, at: int) -> bool:
-        return self._wanted or self._context.members[one.hops[at].peer_id].book.gate.is_closed
 
     def _count_without(self, one: SimulatedGeneration) -> None:
         """The circuit of the hops that had none is given up."""

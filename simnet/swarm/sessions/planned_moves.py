@@ -1,17 +1,21 @@
-"""Planned moves of simulated sessions: a peer that leaves says so, and its sessions go over to standbys meanwhile.
+"""Planned moves of simulated sessions: hops that leave, and hops that a better circuit is without, are left for others.
 
-As at a client (`molink.client.circuit.moves`) the hop's standby, or one that is chosen now, gets what its copy lacks
-before all that can wait; each session's `CircuitCore` numbers the epoch that is prepared meanwhile. Who cannot go over
-in time loses its peer as if that had crashed, but for the time until it is noticed.
+What is to be left, and until when, is each session's `MovesCore`, as at a client (`molink.client.circuit.moves`). The
+hop's standby, or one that is chosen now, gets what its copy lacks before all that can wait; each session's
+`CircuitCore` numbers the epoch that is prepared meanwhile. Who cannot go over in time loses its peer as if that had
+crashed, but for the time until it is noticed.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from molink.client.circuit.circuit_core import MoveWanted, NotPrepared, Prepared
-from molink.client.circuit.moves import LOOK_AGAIN_S, MARGIN_S
+from molink.client.epochs.moves_core import LOOK_AGAIN_S
 from molink.peer.memory.leases import LeaseKey, Refused
-from molink.routing import Route
+from molink.routing import PartnerChoice, Route
+from molink.routing.routes.copy_forms import CopyForm, computing_ms, copy_costs
 from molink.simnet.swarm.members.member import Member, NotConserved
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.generation import DIALS_RTT, Phase, SimulatedGeneration, SimulatedLease
@@ -20,8 +24,8 @@ from molink.simnet.swarm.sessions.step_cost import SimulatedHop
 
 
 class PlannedMoves:
-    """Has sessions leave the peers that leave. `went_over` hears of a session on its next circuit, and what its hops
-    were asked for before."""
+    """Has sessions leave the peers that they are to leave. `went_over` hears of a session on its next circuit, and what
+    its hops were asked for before."""
 
     def __init__(
         self,
@@ -37,37 +41,67 @@ class PlannedMoves:
         self._to_leave = to_leave
         self._preparing: set[int] = set()
         """Numbers of the sessions whose next circuit is being prepared."""
+        self._waiting: set[int] = set()
+        """Those that are looked at again."""
 
     def leave(self, member: Member, within_s: float) -> None:
         """The clients of all sessions that it has a lease of hear that they have to be elsewhere by then."""
-        deadline_s = self._context.now_s + within_s - MARGIN_S
         for lease in member.book.leases:
             one = self._context.running.get(int.from_bytes(lease.key.session, "big"))
             if one is not None:
                 way_s = self._context.places.rtt_ms(one.gateway.peer_id, member.peer_id) / 2000
-                self._context.timeline.call(way_s, partial(self._told, one, member.peer_id, deadline_s))
+                told = partial(self._told, one, member.peer_id, within_s - way_s)
+                self._context.timeline.call(way_s, told)
 
-    def _told(self, one: SimulatedGeneration, leaving: str, deadline_s: float) -> None:
+    def _told(self, one: SimulatedGeneration, leaving: str, within_s: float) -> None:
         """The session's client hears it: what it has begun elsewhere is given up."""
-        one.record.was_left = True
         self._to_leave(one)
-        self._look(one, leaving, deadline_s)
+        one.moves.note_leaving(leaving, self._context.now_s, within_s)
+        self._look(one)
 
-    def _look(self, one: SimulatedGeneration, leaving: str, deadline_s: float) -> None:
-        """Sees whether the session can leave that peer now, and else looks again until it is too late."""
-        is_left = all(hop.peer_id != leaving for hop in one.hops)
-        if one.phase is Phase.ENDED or is_left or self._context.now_s >= deadline_s:
+    def leave_for(self, one: SimulatedGeneration, better: Route, replaced: Mapping[str, str]) -> None:
+        """A better circuit has others at the same spans in these peers' places."""
+        spans = {hop.peer_id: hop.span for hop in better.hops}
+        choices: dict[str, PartnerChoice | None] = {}
+        for peer_id, other in replaced.items():
+            model, span = self._context.model, spans[other]
+            cost = copy_costs(model, span, model.dtype)[0]
+            if cost.form is not CopyForm.KEYS_AND_VALUES:
+                view = self._context.members[other].loaded_view(one.number)
+                cost = replace(cost, token_ms=computing_ms(view, span, math.inf))
+            choices[peer_id] = PartnerChoice(other, better.tpot_ms, None, cost)
+        one.moves.note_better(choices, self._context.now_s)
+        self._look(one)
+
+    def _look(self, one: SimulatedGeneration) -> None:
+        """Sees whether the session can leave the hops that it is to leave, and looks again until it is too late."""
+        now_s, moves = self._context.now_s, one.moves
+        if one.phase is Phase.ENDED:
             return
-        route = self._partnering.hand_over(one, leaving) if one.phase is Phase.DECODE else None
-        if route is None or one.number in self._preparing:
-            self._context.timeline.call(LOOK_AGAIN_S, partial(self._look, one, leaving, deadline_s))
+        peer_ids = [hop.peer_id for hop in one.hops]
+        left = moves.to_leave(peer_ids)
+        if left and now_s >= moves.deadline_s(left):
+            moves.drop_better()
+        if not moves.wants(peer_ids, now_s):
             return
+        if one.phase is Phase.DECODE and one.number not in self._preparing:
+            route = self._partnering.hand_over(one, left)
+            if route is not None:
+                self._prepare(one, route)
+        if one.number not in self._waiting:
+            self._waiting.add(one.number)
+            self._context.timeline.call(LOOK_AGAIN_S, partial(self._look_again, one, one.number))
+
+    def _look_again(self, one: SimulatedGeneration, number: int) -> None:
+        self._waiting.discard(number)
+        self._look(one)
+
+    def _prepare(self, one: SimulatedGeneration, route: Route) -> None:
         one.circuit.handle(MoveWanted(route.peer_ids), self._context.now_s)
         self._preparing.add(one.number)
         hops = self._context.hops_of(route)
         prepared = partial(self._prepared, one, one.turn, route, hops)
         self._context.timeline.call(self._prepares_s(one, hops), prepared)
-        self._context.timeline.call(LOOK_AGAIN_S, partial(self._look, one, leaving, deadline_s))
 
     def _prepares_s(self, one: SimulatedGeneration, hops: tuple[SimulatedHop, ...]) -> float:
         """Until every hop has said that it could begin the epoch: it has dialled its neighbours by then."""
@@ -89,6 +123,7 @@ class PlannedMoves:
         now_s, before = self._context.now_s, one.leased
         if not self._can_go_over(one, hops):
             one.circuit.handle(NotPrepared(), now_s)
+            one.moves.record_failed()
             return
         key = LeaseKey(before.key.session, one.circuit.last_epoch)
         for hop in hops:
@@ -99,6 +134,7 @@ class PlannedMoves:
         self._context.link(hops)
         one.kept.keep(before)
         one.route, one.hops = route, hops
+        one.moves.record_moved()
         self._went_over(one, before)
 
     def _can_go_over(self, one: SimulatedGeneration, hops: tuple[SimulatedHop, ...]) -> bool:

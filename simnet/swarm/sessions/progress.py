@@ -67,8 +67,6 @@ class SessionRecord:
     attempts: int = 0
     losses: int = 0
     recomputed_tokens: int = 0
-    was_left: bool = False
-    """Whether a peer of its circuits has said that it leaves: it is not moved to a better one from then on."""
     successors_given_up: int = 0
     successor: int | None = None
     """Number of the one that it has gone over to last."""

@@ -6,11 +6,12 @@ is one more session. Draws are the same on all circuits here, so that none is gi
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from molink.client.circuit.circuit_core import MoveWanted, NotPrepared
+from molink.client.epochs.moves_core import replaced_hops
 from molink.client.epochs.successor_core import (
     MOST_GIVEN_UP,
     FormSuccessor,
@@ -101,26 +102,34 @@ class Succession:
         self._by_session: dict[int, SimulatedSuccessor] = {}
         """By the session's number."""
 
-    def look(self, one: SimulatedGeneration) -> None:
-        """Begins the session anew, if there is a better circuit that is worth it."""
-        record = one.record
-        if one.phase is not Phase.DECODE or one.circuit.is_preparing or record.was_left:
-            return
-        one.advance(self._context.now_s)
-        if not one.lengths.is_worth_moving or record.successors_given_up >= MOST_GIVEN_UP:
-            return
-        route, now_s = one.route, self._context.now_s
-        other = None if route is None else one.gateway.better(route, one.demand, one.key, now_s)
-        if route is None or other is None or not _has_other_spans(route, other):
-            return
-        if not is_worth_computing(one.lengths, route, one.progress.tpot_ms / 1000, other):
-            return
+    def look(self, one: SimulatedGeneration) -> tuple[Route, Mapping[str, str]] | None:
+        """Begins the session anew, if a better circuit of other spans is worth it. Returns a better one of the same
+        spans, and who takes whose place there."""
+        record, route, now_s = one.record, one.route, self._context.now_s
+        if one.phase is not Phase.DECODE or one.circuit.is_preparing or route is None:
+            return None
+        one.advance(now_s)
+        if not one.lengths.is_worth_moving or not one.moves.is_idle:
+            return None
+        other = one.gateway.better(route, one.demand, one.key, now_s)
+        if (
+            other is None
+            or other.peer_ids == route.peer_ids
+            or any(hop.cold_spans for hop in other.hops)  # something would have to be loaded for it
+        ):
+            return None
+        if (replaced := replaced_hops(route, other)) is not None:
+            return other, replaced
+        is_given_up = record.successors_given_up >= MOST_GIVEN_UP
+        if is_given_up or not is_worth_computing(one.lengths, route, one.progress.tpot_ms / 1000, other):
+            return None
         progress = DecodeProgress(one.progress.new_tokens)
         number, hops = next(self._numbers), self._context.hops_of(other)
         found = SimulatedSuccessor(one, number, other, hops, one.demand, progress)
         self._by_session[one.number] = self._context.successors[number] = found
         self._do(found, found.core.begin(now_s))
         self._context.timeline.call_at(found.core.deadline_s, lambda: self._tell(found, SuccessorOverdue()))
+        return None
 
     def end(self, one: SimulatedGeneration) -> None:
         """The session has lost its circuit, or is over: its successor is of no use any more."""
@@ -267,9 +276,3 @@ class Succession:
         for member in self._members(one):
             if member.book.release(one.key) is not None and member.alive:
                 self._context.changed(member)
-
-
-def _has_other_spans(standing: Route, other: Route) -> bool:
-    """Whether the session would be computed anew there, and nothing has to be loaded for it."""
-    hops: Sequence[object] = [hop.span for hop in other.hops]
-    return hops != [hop.span for hop in standing.hops] and not any(hop.cold_spans for hop in other.hops)

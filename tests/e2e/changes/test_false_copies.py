@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.chaos.losses import lose_in_decode
+from support.chaos.losses import lose_in_decode, recovery_from
 from support.swarms.forked_peers import ForkedSwarm, fork_peer
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder, generate
 
@@ -47,7 +47,7 @@ async def test_prompts_that_begin_as_one_that_has_gone_over_are_answered_as_by_a
     prompt = (references.ids(folder, PROMPT) * 6)[:100]
     async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
         generation, victim = await lose_in_decode(client, halves, at, prompt, NEW_TOKENS)
-        (recovery,) = generation.recoveries
+        recovery = recovery_from(generation, victim)
         assert recovery.by_standby
         is_right = generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
         assert is_right == (type(halves) is ForkedSwarm), "copies are false where they are to be"

@@ -265,7 +265,7 @@ def test_the_choice_is_the_products_own() -> None:
 
 
 def generation(scene: SessionContext, number: int, prompt_tokens: int) -> SimulatedGeneration:
-    one = SimulatedGeneration(Request(number, 0.0, prompt_tokens, 10_000), None, None, phase=Phase.DECODE)  # type: ignore[arg-type]
+    one = SimulatedGeneration(Request(number, 0.0, prompt_tokens, 10_000), None, phase=Phase.DECODE)  # type: ignore[arg-type]
     one.progress.tpot_ms, one.progress.tokens = 100.0, 1.0
     scene.running[number] = one
     return one

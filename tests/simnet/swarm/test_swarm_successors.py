@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from molink.client.epochs import successor_core
+from molink.shards.spec import Span
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.swarm.factory import snapshot_setup
@@ -21,19 +22,22 @@ COMES_S = 20.0
 """One newcomer in so many seconds, on average."""
 
 
-def world_of(new_tokens: int, *, stay_s: float = float("inf"), crashes: bool = True) -> SwarmWorld:
-    """One session over two slow peers with half of the layers each. Meanwhile fast peers come that have room for all,
-    and stay for so long."""
+def world_of(
+    new_tokens: int, *, stay_s: float = float("inf"), crashes: bool = True, layers: int | None = None
+) -> SwarmWorld:
+    """One session over two slow peers with half of the layers each. Meanwhile fast peers come, with room for all or
+    for so many layers, and stay for so long."""
     one = {
         "model": "any", "model_hash": "ab", "free_kv_bytes": 10**10, "sessions": 0, "queued": 0, "draining": False,
         "device": "cpu", "uplink_mbps": None,
     }  # fmt: skip
     slow = [{"spans": [[0, 14]]}, {"spans": [[14, 28]]}]
+    room_bytes = 10**12 if layers is None else QWEN2_7B.spec().weight_bytes(Span(28 - layers, 28))
     peers = [*slow, *({"spans": []} for _ in range(20))]
     rows = [
         {
             **one, **peer, "peer_id": f"p{at}", "name": f"p{at}", "layer_ms": 4.0 if peer in slow else 0.5,
-            "free_weight_bytes": 0 if peer in slow else 10**12,
+            "free_weight_bytes": 0 if peer in slow else room_bytes,
         }
         for at, peer in enumerate(peers)
     ]  # fmt: skip
@@ -60,6 +64,15 @@ def test_a_session_goes_over_to_a_better_circuit_of_other_spans_without_a_pause(
     assert world.accounts.joined >= 1
     assert (world.accounts.succeeded, world.accounts.successors_given_up) == (1, 0)
     assert (ended.hops, ended.tokens, ended.losses, ended.attempts) == (1, 1000, 0, 1)
+    assert world.accounts.stalls_s == []
+
+
+def test_a_session_goes_over_to_better_peers_at_the_same_spans_hop_by_hop() -> None:
+    """Newcomers have room for half of the layers."""
+    world = ran(world_of(1000, layers=14))
+    (ended,) = world.accounts.ended
+    assert world.accounts.gone_over >= 1
+    assert (ended.hops, ended.tokens, ended.losses, ended.attempts) == (2, 1000, 0, 1)
     assert world.accounts.stalls_s == []
 
 

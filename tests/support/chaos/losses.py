@@ -6,7 +6,7 @@ from typing import Any
 
 from support.links.data_plane import until
 
-from molink.client.api.generation import Generation
+from molink.client.api.generation import Generation, Recovery
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
@@ -82,6 +82,12 @@ async def lose_in_decode(
         client, swarm, (at,), prompt, new_tokens, standby=standby, leave=leaves, **sampling
     )
     return generation, victims[0]
+
+
+def recovery_from(generation: Generation, victim: LocalPeer) -> Recovery:
+    """The only one from the loss of that peer. On a busy machine another may be taken for lost besides."""
+    (found,) = [one for one in generation.recoveries if one.hop.peer_id == victim.peer_id]
+    return found
 
 
 async def lose_together(
