@@ -71,7 +71,7 @@ def compress(_: Asked, answer: Answer) -> Answer:
 @pytest.mark.parametrize(
     "fault",
     [
-        times(3, break_off),
+        times(2, break_off),
         times(2, status(503)),
         times(1, status(429, **{"Retry-After": "7"})),
         times(2, status(500)),
