@@ -44,7 +44,7 @@ async def check(
     print(
         f"gone on without their victims: {dict(served.noticed)}; recoveries: {len(waits_s)}, longest {waits_s[-3:]}"
     )
-    assert served.wrong == []
+    assert not served.wrong, "\n".join(served.wrong)
     assert served.circuits > served.generations
     return served
 

@@ -132,9 +132,14 @@ class Chaos:
         async def serve() -> None:
             while clock() < until_s:
                 number = next(turns) % len(requests)
-                found = await self.generate(requests[number])
-                if found != self.served.tokens[number]:
-                    self.served.wrong.append(f"request {number}: {found}, not {self.served.tokens[number]}")
+                began_s = clock()
+                found, wanted = await self.generate(requests[number]), self.served.tokens[number]
+                if found != wanted:
+                    at = next(
+                        at for at, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]
+                    )
+                    told = f"request {number}, {until_s - began_s:.0f} s before the end, differs from token {at} on"
+                    self.served.wrong.append(f"{told}: {found[at : at + 4]}, not {wanted[at : at + 4]}")
 
         async with asyncio.TaskGroup() as group:
             for _ in range(together):
