@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,13 +129,16 @@ async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = greedy_references(model.folder, PROMPTS[:1], NEW_TOKENS)
-    draft, slow = opened(model.folder), iter((0.0, 0.0, 0.5))
+    draft, steps, over = opened(model.folder), iter(range(3)), threading.Event()
     guess_next = draft.guess_next
-    monkeypatch.setattr(draft, "guess_next", lambda: time.sleep(next(slow, 0.0)) or guess_next())
+    monkeypatch.setattr(draft, "guess_next", lambda: (next(steps, 0) == 2 and over.wait(60), guess_next())[1])
     async with drafted(model, draft, late_s=0.3) as (circuit, head):
         assert isinstance(head.draft, DraftThread)
         times = head.draft.times
-        assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
+        generating = asyncio.create_task(circuit.generate(PROMPTS[:1], NEW_TOKENS))
+        await until(lambda: times.is_late)
+        over.set()
+        assert await generating == expected
         await until(lambda: times.answers)  # with the next sign of life
         assert times.slowness > 1
         assert await circuit.generate(PROMPTS[:1], NEW_TOKENS) == expected
@@ -154,9 +156,9 @@ async def test_a_draft_that_hangs_is_waited_for_once(
     with caplog.at_level(logging.WARNING):
         async with drafted(model, draft, late_s=0.05) as (circuit, head):
             assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
-            await asyncio.sleep(0.2)
-            over.set()
             assert isinstance(head.draft, DraftThread)
-            assert head.draft.times.is_left_out
+            times = head.draft.times
+            await until(lambda: times.is_left_out)
+            over.set()
     assert "it gave no sign of life" in caplog.text
     assert "draft" not in head.counts.guessed

@@ -69,6 +69,19 @@ class Lab:
         await until(lambda: self.home.identity.peer_id in self.relay.stays)
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[RelaySession]:
+    """The sessions that stays open."""
+    sessions: list[RelaySession] = []
+
+    async def kept(relay: RelayAt, own: RelayUser) -> RelaySession:
+        sessions.append(await open_session(relay, own))
+        return sessions[-1]
+
+    monkeypatch.setattr("molink.peer.reach.stays.open_session", kept)
+    return sessions
+
+
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(65536):
@@ -322,15 +335,8 @@ async def test_a_second_stay_takes_the_place_of_the_first_and_a_lost_one_is_rene
 @pytest.mark.parametrize("turns", range(8))
 @asynchronous
 async def test_a_stay_leaves_no_connection_open_whatever_else_ends_at_the_moment_when_it_is_let_go(
-    turns: int, monkeypatch: pytest.MonkeyPatch
+    turns: int, opened: list[RelaySession]
 ) -> None:
-    opened: list[RelaySession] = []
-
-    async def kept(relay: RelayAt, own: RelayUser) -> RelaySession:
-        opened.append(await open_session(relay, own))
-        return opened[-1]
-
-    monkeypatch.setattr("molink.peer.reach.stays.open_session", kept)
     async with Lab() as lab:
         await lab.stay()
         opened[-1].connection.shutdown(socket.SHUT_RDWR)  # the stay ends by itself, while it is let go of,
@@ -361,15 +367,8 @@ async def test_an_invitation_over_a_stay_that_is_gone_without_a_word_comes_over_
 
 @asynchronous
 async def test_stays_that_are_doubted_are_made_anew_at_a_rate_and_meanwhile_the_old_ones_count(
-    monkeypatch: pytest.MonkeyPatch,
+    opened: list[RelaySession],
 ) -> None:
-    opened: list[RelaySession] = []
-
-    async def counting(relay: RelayAt, own: RelayUser) -> RelaySession:
-        opened.append(await open_session(relay, own))
-        return opened[-1]
-
-    monkeypatch.setattr("molink.peer.reach.stays.open_session", counting)
     async with Lab() as lab:
         await lab.stay()
         for _ in range(3):
