@@ -315,9 +315,8 @@ def log_inputs(one: StepInput) -> None:
     """The step has been computed: what came in for it is kept for copies, if copies are made."""
     log, payload = one.session.inputs, one.payload
     if log is not None:
-        log.record(
-            one.position, payload.encoded if payload.token_ids is None else token_rows(payload.token_ids)
-        )
+        rows = payload.encoded if payload.token_ids is None else token_rows(payload.token_ids)
+        log.record(one.position, rows, one.guesses)
 
 
 def rows_of(frame: StepFrame, hidden: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,8 @@ class InputLog:
     """Of the rows; empty: they are token ids."""
     row_bytes: int
     start: int = 0
+    certain: int = 0
+    """Up to there no row is a guess's: those behind may be refused, and others come in their places."""
     kept_tokens: int | None = None
     """So many tokens of the sequence a standby has; None: nobody keeps a copy."""
     closed: bool = False
@@ -75,8 +77,9 @@ class InputLog:
         """Behind the last row."""
         return self.start + len(self._rows) // self.row_bytes
 
-    def record(self, position: int, rows: bytes | memoryview) -> None:
-        """Those of the tokens from a position on have been computed; what followed that position is no more.
+    def record(self, position: int, rows: bytes | memoryview, guesses: int = 0) -> None:
+        """Those of the tokens from a position on have been computed, the last so many of them guesses; what followed
+        that position is no more.
 
         With a gap before them, and where there is no room for them, the log begins anew.
         """
@@ -92,6 +95,7 @@ class InputLog:
         else:
             self._cut(self.start)
             self.start = position + len(rows) // self.row_bytes
+        self.certain = self.end - guesses
 
     def read(self, start: int, stop: int) -> bytes:
         """The rows of tokens [start, stop).

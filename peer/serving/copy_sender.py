@@ -205,11 +205,12 @@ class CopySender:
             task.cancel()
 
     def _held_tokens(self) -> dict[ServedSession, int]:
-        """What the sessions' caches hold now, as far as it can be read, is logged and no guess."""
+        """What the sessions' caches hold now, as far as it can be read, is logged and no guess. A cache may be a step
+        ahead of its log, whose rows are the guesses' of the step before then."""
         return {
             session: session.cache.certain_tokens
             if session.inputs is None
-            else min(session.cache.certain_tokens, session.inputs.end)
+            else min(session.cache.certain_tokens, session.inputs.certain)
             for session in self._sessions
             if session in self._sending and session.cache is not None and session.cache.holds_blocks
         }
