@@ -91,6 +91,7 @@ class EngineThread:
                 result = function()
             except Exception as error:  # noqa: BLE001 - the thread's boundary: the error belongs to who asked
                 result = error
+            self._present = None  # before the loop hears of the end: who is idle is not busy
             if self._loop is not None:
                 loop.call_soon_threadsafe(ended, result)
 
@@ -146,7 +147,6 @@ class EngineThread:
             if self._loop is not None:
                 self._present = time.monotonic(), expected_ms
                 work()
-                self._present = None
 
 
 def _nothing() -> None:
