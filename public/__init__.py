@@ -4,7 +4,6 @@ The names below are loaded on first use, so that `import molink` costs nothing a
 libp2p or grpc.
 """
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from molink.lazy_names import lazy_names
@@ -62,7 +61,11 @@ _load = lazy_names(
 
 
 def __getattr__(name: str) -> object:
-    return version("molink") if name == "__version__" else _load(name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("molink")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -200,7 +200,7 @@ def test_one_identity_has_four_connections() -> None:
 
 
 def test_who_does_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=0.5, idle_s=0.5))
+    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=2.0, idle_s=2.0))
 
     async def attack(network: Network) -> None:
         async with (

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from attack.links.test_leases_held import ask
-from support.links.data_plane import End, asynchronous
+from support.links.data_plane import DEADLINE_S, End, asynchronous
 from support.swarms.served_peer import model, served
 
 from molink.peer.models.model import LocalModel
@@ -32,7 +32,7 @@ async def questions(link: Link, count: int) -> int:
     answered = 0
     for _ in range(count):
         try:
-            await link.request(request, 0.5)
+            await link.request(request, 0.5 if answered else DEADLINE_S)
         except (LinkError, TimeoutError):
             break
         answered += 1

@@ -48,6 +48,7 @@ async def formed(peer: Served, head: End, session: int) -> pb.SessionDescriptor:
     asked.sampling.logprobs = 5
     assert (await peer.reserve(asked, 1)).HasField("reserved")
     assert (await peer.ready(asked)).readiness.ready
+    await head.linked(peer.identity.peer_id)
     return asked
 
 

@@ -17,7 +17,7 @@ from molink.shards.spec import Span
 LOW, HIGH = Span(0, 3), Span(3, 6)
 SOON_S = 0.01
 NEVER_S = 3600.0
-WITHIN_S = 1.0
+WITHIN_S = 60.0
 
 
 class Holding:

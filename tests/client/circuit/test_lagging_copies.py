@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.circuits.generating import Generating, rest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 
 from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
@@ -59,7 +59,7 @@ async def test_a_standby_without_time_gets_keys_and_values_if_the_line_carries_t
     asked: list[Sequence[int]] = []
     run = Generating(spare=True, max_new_tokens=400)
     run.spare.held_tokens = 1
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     await until(lambda: bool(run.spare.reserved))
     assert run.spare.reserved[-1].hops[1].standby_form == pb.INPUTS

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.circuits.generating import LOW, PROMPT, Generating, rest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core as core
@@ -61,7 +61,7 @@ async def moving(run: Generating) -> pb.Move:
 @asynchronous
 async def test_the_hop_that_leaves_is_replaced_and_no_token_is_lost_or_doubled() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.high)
@@ -91,7 +91,7 @@ async def test_no_hop_is_told_of_the_next_epoch_before_the_leaving_one_has_said_
 ) -> None:
     monkeypatch.setattr(standbys_module, "HANDS_OVER_WITHIN_S", 0.05)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     await until(lambda: run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id)
@@ -115,7 +115,7 @@ async def test_a_head_that_takes_a_session_over_is_told_what_to_guess_from_if_it
 ) -> None:
     run = Generating(spare=LOW)
     run.spare.view = replace(run.spare.view, facts=replace(run.spare.view.facts, drafts=drafts))
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.low)
@@ -134,7 +134,7 @@ async def test_a_head_that_takes_a_session_over_is_told_what_to_guess_from_if_it
 @asynchronous
 async def test_tokens_of_the_next_epoch_wait_for_the_last_one_of_the_epoch_before() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     leaving(run, run.high)
     await moving(run)
@@ -149,7 +149,7 @@ async def test_tokens_of_the_next_epoch_wait_for_the_last_one_of_the_epoch_befor
 @asynchronous
 async def test_a_move_that_a_hop_cannot_make_has_the_same_circuit_asked_for_again_and_blames_nobody() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.high)
@@ -176,7 +176,7 @@ async def test_a_standby_that_is_gone_before_all_hops_are_ready_is_not_gone_over
 ) -> None:
     monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     run.low.says_ready = False
@@ -198,7 +198,7 @@ async def test_a_session_goes_back_to_the_hop_that_it_was_leaving_for_a_standby_
 ) -> None:
     run = Generating(spare=True)
     run.low.held_tokens = run.high.held_tokens = 4
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.high)
@@ -236,7 +236,7 @@ async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost
     failures: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure["message"]))
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.high)
@@ -254,7 +254,7 @@ async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost
 async def test_a_hop_that_leaves_before_its_session_could_go_over_is_no_loss() -> None:
     run = Generating(spare=True)
     run.spare.refuse["reserve"] = pb.Refusal(code="memory", detail="full")
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     leaving(run, run.high)
@@ -271,7 +271,7 @@ async def test_a_hop_that_leaves_before_its_session_could_go_over_is_no_loss() -
 @asynchronous
 async def test_a_hop_that_does_not_answer_its_client_costs_no_standby_its_place() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     await until(lambda: run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id)
@@ -291,7 +291,7 @@ async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_fo
 ) -> None:
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
     run = Generating(spare=True, max_new_tokens=200)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     await until(lambda: run.high.renewed > 2)

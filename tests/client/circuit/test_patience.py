@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.circuits.generating import Generating, rest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 
 from molink.client.epochs import patience
 from molink.client.epochs.patience import SignOfLife, answers_until_s, ask_after_s, hop_at_fault, usual_s
@@ -102,7 +102,7 @@ async def test_who_holds_up_a_token_is_left_long_before_the_circuits_time_is_ove
 ) -> None:
     monkeypatch.setattr(patience, "ASK_FIRST_S", 0.05)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     if how == "silent":
         run.high.silent.add("await_ready")
@@ -122,7 +122,7 @@ async def test_the_only_circuit_that_there_is_and_one_that_is_slow_as_a_whole_ar
 ) -> None:
     monkeypatch.setattr(patience, "ASK_FIRST_S", 0.01)
     run = Generating(spare=how == "all silent")
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     if how == "stuck":
         run.high.computing_ms = 3_600_000

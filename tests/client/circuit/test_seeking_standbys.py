@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from support.circuits.generating import Generating, rest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import standbys as standbys_module
@@ -41,7 +41,7 @@ async def test_a_hop_for_which_there_was_nobody_gets_a_standby_as_soon_as_there_
     monkeypatch.setattr(StandbyChoice, "partners", partners)
     monkeypatch.setattr(StandbyChoice, "refresh_now", lambda _: pulled.append(len(sought)))
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     await until(lambda: bool(run.spare.reserved))
     assert sought[0] == [0, 1]
@@ -68,7 +68,7 @@ async def test_who_kept_a_copy_of_one_hop_and_then_keeps_that_of_another_is_name
     other = FakePeer(Span(3, 6), layer_ms=9.0)
     run.connection.peers.append(other)
     chosen |= {0: other, 1: run.spare}
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     standbys = run.session.standbys
     await until(lambda: len(standbys.by_hop()) == 2)

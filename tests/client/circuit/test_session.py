@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.circuits.generating import HIGH, LOW, PROMPT, Generating, rest
-from support.links.data_plane import SPEC, asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core
@@ -22,7 +22,7 @@ from molink.shards.spec import SamplingParams
 @asynchronous
 async def test_tokens_come_in_order_until_the_last_and_then_all_is_given_back() -> None:
     run = Generating()
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     assert list(run.low.starts[0].token_ids) == PROMPT
     assert run.high.starts == []
@@ -40,7 +40,7 @@ async def test_tokens_come_in_order_until_the_last_and_then_all_is_given_back() 
 async def test_a_token_is_timed_when_it_comes_in_however_late_it_is_taken() -> None:
     run = Generating()
     clock = asyncio.get_running_loop().time
-    tokens = run.session.tokens(5.0)
+    tokens = run.session.tokens(DEADLINE_S)
     first = asyncio.ensure_future(anext(tokens))
     await run.started()
     run.token(3, 30)
@@ -59,7 +59,7 @@ async def test_a_token_is_timed_when_it_comes_in_however_late_it_is_taken() -> N
 @asynchronous
 async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
     run = Generating()
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 99, epoch=run.epoch + 1)
     run.token(3, 99, epoch=0)
@@ -75,7 +75,7 @@ async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
 @asynchronous
 async def test_only_the_head_gives_tokens() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 99, sender=run.spare)  # no hop of the circuit, linked though it is
     run.token(3, 99, sender=run.high)  # a hop, but not its head
@@ -88,7 +88,7 @@ async def test_only_the_head_gives_tokens() -> None:
 @asynchronous
 async def test_only_hops_report_losses_and_only_of_hops() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.lose(run.low, sender=run.spare)
     run.token(3, 30)
@@ -102,7 +102,7 @@ async def test_only_hops_report_losses_and_only_of_hops() -> None:
 @asynchronous
 async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     first = run.epoch
     run.token(3, 30)
@@ -124,7 +124,7 @@ async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
 @asynchronous
 async def test_hops_that_stay_keep_their_leases_and_those_that_do_not_give_them_back() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     run.lose(run.high)
@@ -150,7 +150,7 @@ HELD: dict[str, tuple[tuple[int, int], tuple[int, int], int]] = {
 @asynchronous
 async def test_a_circuit_goes_on_where_all_of_its_hops_can(case: str) -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     assert run.low.starts[0].position == 0
     run.token(3, 30)
@@ -173,7 +173,7 @@ async def test_a_circuit_is_tried_once_more_where_others_would_have_to_compute_l
 ) -> None:
     monkeypatch.setattr(kept_leases, "RETRY_S", 0.0)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     await until(lambda: len(run.session.log.arrived_s) == 1)
@@ -194,7 +194,7 @@ async def test_a_circuit_is_tried_once_more_where_others_would_have_to_compute_l
 async def test_a_circuit_that_cannot_be_had_again_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_leases, "RETRY_S", 0.0)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     await until(lambda: len(run.session.log.arrived_s) == 1)
@@ -211,7 +211,7 @@ async def test_a_circuit_that_cannot_be_had_again_costs_one_attempt(monkeypatch:
 @asynchronous
 async def test_a_loss_in_an_epoch_that_is_over_changes_nothing() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.lose(run.high, epoch=0)
     run.lose(run.high, epoch=run.epoch + 1)
@@ -224,7 +224,7 @@ async def test_a_loss_in_an_epoch_that_is_over_changes_nothing() -> None:
 @asynchronous
 async def test_two_reports_of_one_loss_are_one_loss() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.lose(run.high)
     run.session.on_link_closed(run.high.peer_id, "reset")
@@ -237,7 +237,7 @@ async def test_two_reports_of_one_loss_are_one_loss() -> None:
 @asynchronous
 async def test_a_closed_link_counts_only_on_the_circuit() -> None:
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.session.on_link_closed(run.spare.peer_id, "idle")
     run.token(3, 30)
@@ -254,7 +254,7 @@ async def test_a_closed_link_counts_only_on_the_circuit() -> None:
 async def test_a_loss_that_nobody_can_make_good_is_peer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_core, "RECOVERY_S", 0.5)
     run = Generating()
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     run.high.reachable = False
@@ -282,7 +282,7 @@ async def test_without_a_first_circuit_the_reason_is_raised_as_it_is() -> None:
 async def test_a_hop_that_went_while_the_circuit_formed_is_a_loss() -> None:
     run = Generating(spare=True)
     run.high.closed_because = "reset by peer"
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     assert run.low.starts[0].epoch == 2
     run.token(3, 1, finish=pb.STOP)
@@ -295,14 +295,14 @@ async def test_a_head_that_takes_no_start_is_a_loss(monkeypatch: pytest.MonkeyPa
     run = Generating()
     run.low.takes = False
     with pytest.raises(PeerLost) as caught:
-        await rest(run.session.tokens(5.0))
+        await rest(run.session.tokens(DEADLINE_S))
     assert caught.value.peer_id == run.low.peer_id
 
 
 @asynchronous
 async def test_a_caller_that_leaves_early_leaves_nothing_behind() -> None:
     run = Generating()
-    async with aclosing(run.session.tokens(5.0)) as tokens:
+    async with aclosing(run.session.tokens(DEADLINE_S)) as tokens:
         first = asyncio.ensure_future(anext(tokens))
         await run.started()
         run.token(3, 30)
@@ -317,7 +317,7 @@ async def test_a_caller_that_breaks_out_without_closing_leaves_nothing_behind_ei
     run = Generating()
 
     async def look() -> int | None:
-        async for token in run.session.tokens(5.0):
+        async for token in run.session.tokens(DEADLINE_S):
             return token.token_id
         return None
 
@@ -335,7 +335,7 @@ async def test_who_takes_no_tokens_and_closes_nothing_holds_no_lease_once_the_la
 ) -> None:
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.01)
     run = Generating()
-    async with aclosing(run.session.tokens(5.0)) as tokens:
+    async with aclosing(run.session.tokens(DEADLINE_S)) as tokens:
         first = asyncio.ensure_future(anext(tokens))
         await run.started()
         run.token(3, 30)
@@ -349,7 +349,7 @@ async def test_who_takes_no_tokens_and_closes_nothing_holds_no_lease_once_the_la
 async def test_leases_are_renewed_however_slowly_tokens_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.01)
     run = Generating()
-    async with aclosing(run.session.tokens(5.0)) as tokens:
+    async with aclosing(run.session.tokens(DEADLINE_S)) as tokens:
         first = asyncio.ensure_future(anext(tokens))
         await run.started()
         run.token(3, 30)
@@ -363,7 +363,7 @@ async def test_leases_are_renewed_however_slowly_tokens_are_taken(monkeypatch: p
 async def test_leases_are_renewed_however_fast_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
     run = Generating(max_new_tokens=900)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     position = 3
     while run.high.renewed < 2:
@@ -388,7 +388,7 @@ async def test_a_circuit_that_yields_nothing_has_failed(monkeypatch: pytest.Monk
 
     run.report = once
     run.connection.refresh_now()
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     await until(lambda: bool(run.session.log.losses))
     loss = run.session.log.losses[0]
@@ -404,7 +404,7 @@ async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_
 ) -> None:
     monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.05)
     run = Generating(spare=True)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.high.silent.add("await_ready")
     monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)

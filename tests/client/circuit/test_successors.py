@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.circuits.generating import PROMPT, Generating, rest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import session as session_module
@@ -52,7 +52,7 @@ class Succeeding(Generating):
 async def computing(**params: object) -> AsyncIterator[tuple[Succeeding, "asyncio.Task[list[int]]"]]:
     """A generation of which two tokens have come, and whose successor has been started on them."""
     run = Succeeding(**params)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     run.token(4, 40)
@@ -197,7 +197,7 @@ async def test_who_gains_nothing_or_draws_by_what_came_before_stays(params: dict
     for peer in (run.low, run.high, run.whole):
         facts = replace(peer.view.facts, sampling_abilities=(PENALTIES,))
         peer.view = replace(peer.view, facts=facts)
-    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     await run.started()
     run.token(3, 30)
     run.connection.peers.append(run.whole)

@@ -23,6 +23,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 GROWTH = "{% set n = namespace(x='a' * 16) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
 FAST = TextLimits(job_s=2.0, job_s_per_mb=1.0)
+PATIENT = TextLimits(job_s=DEADLINE_S)
 
 
 def bundled() -> dict[str, bytes]:
@@ -96,24 +97,25 @@ async def test_beyond_the_most_that_may_wait_a_text_is_refused_at_once() -> None
 
 
 @pytest.mark.parametrize(
-    ("files", "text", "said"),
+    ("files", "text", "limits", "said"),
     [
-        (with_template(LOOP), None, "did not end within 2 s"),
-        (with_template(GROWTH), None, "MB of memory"),
-        (with_template("{{ raise_exception('\x1b[2J no') }}"), None, "refuses these messages: ?"),
-        (with_tokenizer(normalizer=DOUBLINGS), "a" * 99, "of this model (took over|did not end|ended)"),
+        (with_template(LOOP), None, FAST, "did not end within 2 s"),
+        (with_template(GROWTH), None, PATIENT, "MB of memory"),
+        (with_template("{{ raise_exception('\x1b[2J no') }}"), None, PATIENT, "refuses these messages: ?"),
+        (with_tokenizer(normalizer=DOUBLINGS), "a" * 99, FAST, "of this model (took over|did not end|ended)"),
         (
             with_tokenizer(pre_tokenizer=BACKTRACKING),
             "x" * 40_000,
+            FAST,
             "the tokenizer of this model (ended the process|did not end)",
         ),
     ],
     ids=["a looping template", "a growing template", "a refusing template", "doublings", "backtracking"],
 )
 async def test_text_work_that_does_not_end_well_fails_its_own_request_and_no_other(
-    files: Mapping[str, bytes], text: str | None, said: str
+    files: Mapping[str, bytes], text: str | None, limits: TextLimits, said: str
 ) -> None:
-    async with TextProcesses(files, FAST) as work, asyncio.timeout(DEADLINE_S):
+    async with TextProcesses(files, limits) as work, asyncio.timeout(DEADLINE_S):
         with pytest.raises(TokenizerError, match=said):
             await (work.encode_chat(CHAT) if text is None else work.encode(text))
         assert await work.encode("b") == Tokenizer.from_files(bundled()).encode("b")

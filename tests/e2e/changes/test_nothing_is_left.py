@@ -1,6 +1,7 @@
 """After a stop nothing is left on the machine, and serving for long takes no more memory."""
 
 import asyncio
+import operator
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PORTS_FREE_WITHIN_S = 30.0
 """Another program may have been given one of them in the meantime, for a moment."""
+HANDLES_CLOSED_WITHIN_S = 30.0
+"""What a peer reads of its machine is open for a moment, again and again."""
 WARM_UP = 20
 GROWTH_BYTES = 6 * 1024**2
 """Allocators keep some of what they once had. A session's KV cache takes 0.37 MB here: of 200 sessions one left in
@@ -66,7 +69,9 @@ async def check_that_memory_and_handles_stay(swarm: LocalSwarm, generations: int
             await generate(client, PROMPT, 4, ignore_eos=True)
         growth = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
         assert max(growth) < GROWTH_BYTES
-        assert [open_handles(process) for process in processes] == handles
+        async with asyncio.timeout(HANDLES_CLOSED_WITHIN_S):
+            while any(map(operator.gt, map(open_handles, processes), handles)):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("generations", [40, pytest.param(200, marks=pytest.mark.full)])

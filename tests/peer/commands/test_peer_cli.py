@@ -56,7 +56,7 @@ class Peer:
             raise RuntimeError("a fault of ours")
         self.report("Loading layers")
         if mode == "slow":
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
         on_ready(self)
         if mode.endswith("thread"):
             asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
@@ -91,6 +91,8 @@ from molink.peer.daemon import running
 
 running.QUIET_S = 0.05 if mode == "slow" else 60.0
 running.AT_ONCE_S = 0.2
+if mode != "deaf twice":
+    running.ENDS_AFTER_S = 30.0
 cli.main(arguments)
 '''
 

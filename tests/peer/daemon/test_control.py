@@ -163,14 +163,14 @@ def test_no_bytes_without_the_token_make_the_peer_leave(line: bytes) -> None:
 def test_silent_connections_are_bounded_and_do_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_listener, "REQUEST_TIMEOUT_S", 0.2)
-
     async def scenario() -> None:
         async with endpoint(tmp_path, Peer()):
             port = int(str(file_of(tmp_path)["port"]))
-            answers = await asyncio.gather(
-                *(exchange(port, b"") for _ in range(3 * local_listener.CONNECTIONS))
-            )
+            with monkeypatch.context() as patched:
+                patched.setattr(local_listener, "REQUEST_TIMEOUT_S", 0.2)
+                answers = await asyncio.gather(
+                    *(exchange(port, b"") for _ in range(3 * local_listener.CONNECTIONS))
+                )
             assert set(answers) == {b""}
             assert "name" in await call_peer(tmp_path, "status", DEADLINE_S)
 

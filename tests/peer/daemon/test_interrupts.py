@@ -68,7 +68,7 @@ class Peer:
 
 
 selector = Interrupted()
-running.AT_ONCE_S = 0.2
+running.AT_ONCE_S, running.ENDS_AFTER_S = 0.2, 30.0
 with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
     progress = running.ProgressLines(running.say)
     runner.run(running.run_until_left(Peer(), Path(folder), progress, private=False))

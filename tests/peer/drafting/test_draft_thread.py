@@ -26,6 +26,8 @@ class StubEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.rests = False
+        self.is_at_gate = False
+        """Whether a step waits for the gate, or has been through it."""
         self.open_ones: set[int] = set()
         self.steps: list[list[int]] = []
         """Which sequences each step had."""
@@ -58,6 +60,7 @@ class StubEngine:
         return bool(order.places)
 
     def guess_next(self) -> list[tuple[int, int, Guessed]]:
+        self.is_at_gate = True
         self.gate.wait(30)
         self.steps.append(list(self._waiting))
         through = []
@@ -178,6 +181,7 @@ async def test_of_orders_that_it_does_not_take_no_more_wait_than_may(
             told = opened(thread)
             engine.gate.clear()
             told.ask(1, counted(answered, 1))
+            await until(lambda: engine.is_at_gate)  # from now on it takes nothing
             for _ in range(2 * MOST_ORDERS):
                 told.feed()
             assert thread.times.is_left_out

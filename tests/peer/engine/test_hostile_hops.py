@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from support.links.data_plane import End, asynchronous, describe, hop_of, soon, until
+from support.links.data_plane import DEADLINE_S, End, asynchronous, describe, hop_of, soon, until
 from support.swarms.served_peer import HIGH, LOW, Served, failures_told, model, served
 
 from molink.peer.models.model import LocalModel
@@ -24,6 +24,7 @@ async def formed(peer: Served, neighbour: End, *, head: bool, session: int = 1) 
     answer = await peer.reserve(asked, 0 if head else 1)
     assert answer.HasField("reserved"), answer
     assert (await peer.ready(asked)).readiness.ready
+    await neighbour.linked(peer.identity.peer_id)
     return asked
 
 
@@ -113,7 +114,7 @@ async def test_rows_that_do_not_fit_a_session_end_it_and_not_the_link_that_other
             assert link.post(activations(peer, row), bytes(row.rows * peer.spec.hidden_size * 4))
         failed = await soon(failures.get())
         assert (failed.peer_id, failed.code) == (head.peer_id, "protocol")
-        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), 5.0)
+        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), DEADLINE_S)
         assert failures.empty()
         assert link.closed_because is None
 
@@ -178,7 +179,7 @@ async def test_a_stranger_that_knows_a_session_cannot_send_rows_or_tokens_of_it(
         row = pb.ActivationRow(session=asked.session, epoch=1, step=1, rows=1)
         assert link.post(pb.Tokens(tokens=[token]))
         assert link.post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
-        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), 5.0)
+        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), DEADLINE_S)
         assert failures.empty()
         token.token_id = 3
         assert link_of(tail, peer).post(pb.Tokens(tokens=[token]))

@@ -8,7 +8,7 @@ import pytest
 from support.links.data_plane import asynchronous, until
 
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.idle_engine import IdleEngine, IdleWork
+from molink.peer.engine.idle_engine import TURN_S, IdleEngine, IdleWork
 
 
 class Steps:
@@ -73,11 +73,13 @@ async def test_an_engine_that_is_never_idle_does_what_is_short_now_and_then_and_
     None
 ):
     async with EngineThread() as thread:
-        idle, steps = IdleEngine(thread), Steps(thread)
+        idle, steps, loop = IdleEngine(thread), Steps(thread), asyncio.get_running_loop()
         done: list[object] = []
+        asked: list[tuple[float, int]] = []
 
         def short() -> IdleWork:
-            return IdleWork(lambda: steps.count, done.append)
+            asked.append((loop.time(), steps.count))
+            return IdleWork(lambda: None, done.append)
 
         def long() -> IdleWork | None:
             assert steps.ends, "the engine is busy"
@@ -87,8 +89,9 @@ async def test_an_engine_that_is_never_idle_does_what_is_short_now_and_then_and_
         idle.add_source(long, lambda: False, short)
         idle.wake()
         await until(lambda: len(done) == 3)
-        between = [int(str(after)) - int(str(before)) for before, after in pairwise(done)]
-        assert all(count > 1 for count in between), "steps go on in between"
+        for (before_s, steps_before), (after_s, steps_after) in pairwise(asked):
+            assert after_s - before_s >= TURN_S
+            assert steps_after > steps_before, "steps go on in between"
         steps.ends = True
         await until(lambda: thread.is_idle)
 

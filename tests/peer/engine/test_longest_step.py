@@ -25,6 +25,7 @@ async def formed(peer: Served, neighbour: End, *, head: bool, step_tokens: int =
     answer = await peer.reserve(asked, 0 if head else 1)
     assert answer.HasField("reserved"), answer
     assert (await peer.ready(asked)).readiness.ready
+    await neighbour.linked(peer.identity.peer_id)
     return asked
 
 

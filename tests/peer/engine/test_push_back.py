@@ -177,9 +177,7 @@ async def test_a_hop_that_does_not_keep_to_the_window_loses_the_session_and_is_n
         assert (await peer.ready(asked)).readiness.ready
         row = pb.ActivationRow(session=asked.session, epoch=1, step=0, rows=5, prefill=True)
         header = pb.Activations(rows=[row], hidden_size=peer.spec.hidden_size, dtype="float32")
-        await until(lambda: head.links.find(peer.identity.peer_id) is not None)
-        link = head.links.find(peer.identity.peer_id)
-        assert link is not None
+        link = await head.linked(peer.identity.peer_id)
         link.post(header, bytes(5 * peer.spec.hidden_size * 4))
         failed = await soon(failures.get())
         assert (failed.peer_id, failed.code) == (head.peer_id, "protocol")

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from support.links.data_plane import asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.links.reach_ends import RelayedEnd, RelayEnd
 
 from molink.dht.identity.identity import Identity
@@ -56,7 +56,8 @@ async def test_holes_are_asked_for_at_a_rate() -> None:
         link = await soon(near.end.links.to(facts))
         said = []
         for _ in range(8):
-            response, _ = await soon(link.request(pb.Request(punch=pb.Punch(address="127.0.0.1:4000")), 5.0))
+            asked = pb.Request(punch=pb.Punch(address="127.0.0.1:4000"))
+            response, _ = await link.request(asked, DEADLINE_S)
             said.append(response.WhichOneof("body"))
         assert said[0] == "punch"
         assert set(said[1:]) == {"refusal"}

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from support.links.data_plane import End, asynchronous, soon, until
+import pytest
+from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
 from support.links.reach_ends import RelayEnd
 from support.swarms.swarm_examples import facts_of
 
@@ -13,6 +14,7 @@ from molink.dht.records.records import PeerFacts, PeerState, PeerView, RelayAt
 from molink.peer.reach.moving import PunchingHandler
 from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
 from molink.peer.reach.reachability import Reachable
+from molink.peer.wire.link import ladder
 from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.transport.line_quality import LineQuality
@@ -117,8 +119,7 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
         link = await soon(client.links.to(facts))
         assert isinstance(link.connection, DialledConnection)
         assert link.connection.way == "relayed"
-        accepted = home.end.links.find(client.peer_id)
-        assert accepted is not None
+        accepted = await home.end.linked(client.peer_id)
         assert home.end.links.is_relayed(accepted)
         assert home.end.links.host_of(client.peer_id) == "127.0.0.1"
         assert home.end.links.line_quality() == LineQuality(None, ())
@@ -319,7 +320,8 @@ async def test_a_relay_that_does_not_answer_is_told_from_none() -> None:
 
 
 @asynchronous
-async def test_a_dialable_peer_is_dialled_by_who_cannot_be_dialled() -> None:
+async def test_a_dialable_peer_is_dialled_by_who_cannot_be_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "NEXT_RELAY_S", DEADLINE_S)
     async with RelayEnd() as relay, Home([relay.at]) as peer, Home([relay.at], blocked=True) as home:
         near = await soon(peer.reach.settled(peer.base))
         home.relays.append(RelayAt(near.peer_id, near.relay_address))

@@ -129,8 +129,7 @@ async def test_activations_in_another_encoding_than_agreed_fail_their_session_an
             assert (await peer.reserve(asked, hop=1)).HasField("reserved")
             assert (await peer.ready(asked)).readiness.ready
             failures = failures_told(peer)
-            link = head.links.find(peer.identity.peer_id)
-            assert link is not None
+            link = await head.linked(peer.identity.peer_id)
             width = peer.spec.hidden_size
             header = pb.Activations(hidden_size=width, dtype=sent)
             header.rows.add(session=asked.session, epoch=1, step=0, rows=5, sample=True, prefill=True)

@@ -32,6 +32,7 @@ async def formed(peer: Served, neighbour: End, *, head: bool, session: int = 1) 
     answer = await peer.reserve(asked, 0 if head else 1)
     assert answer.HasField("reserved"), answer
     assert (await peer.ready(asked)).readiness.ready
+    await neighbour.linked(peer.identity.peer_id)
     return asked
 
 

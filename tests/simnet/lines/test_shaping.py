@@ -148,7 +148,7 @@ def test_two_connections_share_the_rate_of_one_line(shaper: Shaper, target: sock
 
 
 def test_a_connection_that_comes_to_a_full_line_gets_its_turn(shaper: Shaper, target: socket.socket) -> None:
-    bulk_bytes, size = 16_000_000, 100_000
+    bulk_bytes, size = 160_000_000, 100_000
     up: Line[Chunk] = Line(rate_mbps=50)
     with (
         shaped(shaper, target, up) as port,

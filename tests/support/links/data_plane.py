@@ -178,6 +178,13 @@ class End:
     ) -> None:
         await self._stack.aclose()
 
+    async def linked(self, peer_id: str) -> Link:
+        """The link that this peer dials, once it is here: the dialler may use it a moment earlier."""
+        await until(lambda: self.links.find(peer_id) is not None)
+        link = self.links.find(peer_id)
+        assert link is not None
+        return link
+
 
 def facts_at(identity: Identity, certificate: Certificate, *addresses: str) -> PeerFacts:
     """The facts of a peer that presents `certificate` at `addresses`."""

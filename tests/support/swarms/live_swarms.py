@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import random
 import socket
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,8 @@ BUNDLED = "molink/tiny-shakespeare"
 PROGRAM_TIMEOUT_S = 120.0
 FORMATION_TIMEOUT_S = 90.0
 GENERATION_TIMEOUT_S = 120.0
+CHOSEN_PORTS = (20_000, 32_768)
+"""Below those that Linux, macOS and Windows choose of."""
 
 
 def bundled_folder() -> Path:
@@ -82,12 +85,13 @@ class References:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """TCP ports of 127.0.0.1 that nobody listens on at this moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = tuple(one.getsockname()[1] for one in sockets)
-    for one in sockets:
-        one.close()
-    return ports
+    """TCP ports of 127.0.0.1 that nobody listens on now, and that no system gives to whoever asks for any port."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(*CHOSEN_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.add(port)
+    return tuple(ports)
 
 
 def rows_at(port: int) -> int:

@@ -187,7 +187,7 @@ async def test_without_the_database_what_was_leased_goes_on_and_more_is_refused_
 
     async with deployed(url, tmp_path) as (database, _, _):
         store = Failing(database, "g1")
-        async with gateway(store, waits_s=0.3) as one:
+        async with gateway(store, waits_s=2.0) as one:
             watch = Watch([one])
             async with one.places.place():
                 pass

@@ -144,19 +144,20 @@ def test_a_service_answers_by_its_own_parameters_where_a_request_says_nothing(
 
 
 def test_a_service_has_no_more_generations_at_once_than_its_maximum_and_scales_to_what_is_needed(
-    http: httpx.Client, swarm: FakeSwarm
+    swarm: FakeSwarm, tmp_path: Path
 ) -> None:
-    deploy(http, resources={"minimum_circuits": 1, "maximum_circuits": 2})
-    swarm.hangs_at = 2
-    with ThreadPoolExecutor(1) as users, generating(http), generating(http):
-        now = until(http, in_use=2, waiting=0)
-        assert now["utilisation"] == 1.0
-        third = users.submit(complete, http)
-        until(http, waiting=1)
-        refused = third.result(DEADLINE_S)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    swarm.hangs_at = None
-    until(http, in_use=0, held=2)
+    with serving(swarm, tmp_path, 2.0) as http:  # the third one is seen waiting
+        deploy(http, resources={"minimum_circuits": 1, "maximum_circuits": 2})
+        swarm.hangs_at = 2
+        with ThreadPoolExecutor(1) as users, generating(http), generating(http):
+            now = until(http, in_use=2, waiting=0)
+            assert now["utilisation"] == 1.0
+            third = users.submit(complete, http)
+            until(http, waiting=1)
+            refused = third.result(DEADLINE_S)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        swarm.hangs_at = None
+        until(http, in_use=0, held=2)
 
 
 def test_a_preview_says_what_is_missing_and_nothing_is_held(http: httpx.Client, swarm: FakeSwarm) -> None:

@@ -87,7 +87,7 @@ async def test_a_link_that_nobody_uses_makes_room_for_another(monkeypatch: pytes
         assert (await b.links.to(c.facts)).peer_id == c.peer_id
         closed, reason = await soon(a.handler.closed.get())
         assert (closed, "makes room" in reason) == (c.peer_id, True)
-        assert [link.peer_id for link in c.links.all()] == [b.peer_id]
+        await until(lambda: [link.peer_id for link in c.links.all()] == [b.peer_id])
 
 
 @asynchronous

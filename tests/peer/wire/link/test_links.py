@@ -52,9 +52,7 @@ async def refusal(dialler: End, facts_of: End) -> str:
 async def test_both_ends_send_frames_and_payloads_over_one_link() -> None:
     async with End() as a, End() as b:
         there = await a.links.to(b.facts)
-        await until(lambda: b.links.find(a.peer_id) is not None)
-        back = b.links.find(a.peer_id)
-        assert back is not None
+        back = await b.linked(a.peer_id)
         assert there.remote.peer_id == b.peer_id
         assert there.post(pb.Activations(hidden_size=2, dtype="float32"), b"12345678", TrafficClass.DECODE)
         sender, frame = await soon(b.handler.frames.get())
@@ -98,9 +96,7 @@ async def test_either_end_may_ask_and_answers_find_their_questions() -> None:
     async with End() as a, End() as b:
         a.handler.answer = b.handler.answer = echo
         there = await a.links.to(b.facts)
-        await until(lambda: b.links.find(a.peer_id) is not None)
-        back = b.links.find(a.peer_id)
-        assert back is not None
+        back = await b.linked(a.peer_id)
         for link in (there, back):
             questions = [pb.Request(get_file=pb.GetFile(offset=offset)) for offset in range(20)]
             answers = await asyncio.gather(*(link.request(one, DEADLINE_S) for one in questions))
@@ -306,9 +302,7 @@ async def test_requests_that_wait_fail_when_the_dialler_goes() -> None:
         async with End() as a:
             a.handler.answer = forever
             await a.links.to(b.facts)
-            await until(lambda: b.links.find(a.peer_id) is not None)
-            back = b.links.find(a.peer_id)
-            assert back is not None
+            back = await b.linked(a.peer_id)
             waiting = asyncio.create_task(back.request(request(), DEADLINE_S))
             await until(lambda: back.rtt_ms is not None)
         with pytest.raises(LinkError):

@@ -5,13 +5,14 @@ import socket
 from dataclasses import replace
 
 import pytest
-from support.links.data_plane import End, asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
 from support.links.reach_ends import RelayedEnd, RelayEnd
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import RelayAt
 from molink.peer.reach.relay import Relay
+from molink.peer.wire.link import ladder
 from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.link.ladder import Ladder
 from molink.peer.wire.link.link import Link, LinkError, Resumed
@@ -33,8 +34,7 @@ async def test_a_peer_that_announces_no_address_is_reached_over_its_relay_and_an
         link.post(pb.Activations(hidden_size=7), b"x" * 100_000, TrafficClass.DECODE)
         _, frame = await soon(home.end.handler.frames.get())
         assert (frame.header.hidden_size, len(frame.payload)) == (7, 100_000)  # type: ignore[attr-defined]
-        back = home.end.links.find(client.peer_id)
-        assert back is not None
+        back = await home.end.linked(client.peer_id)
         back.post(pb.Activations(hidden_size=8))
         _, frame = await soon(client.handler.frames.get())
         assert frame.header.hidden_size == 8  # type: ignore[attr-defined]
@@ -124,6 +124,13 @@ async def test_a_link_moves_under_traffic_and_nothing_is_lost_or_comes_twice() -
         await until(lambda: first.relay.pairs == 0)
 
 
+@pytest.fixture
+def rung_by_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rung of relays begins beside one that a busy machine is at."""
+    monkeypatch.setattr(ladder, "NEXT_RELAY_S", DEADLINE_S)
+
+
+@pytest.mark.usefixtures("rung_by_rung")
 @asynchronous
 async def test_a_dialler_with_a_relay_of_its_own_is_dialled_by_the_other_end() -> None:
     async with RelayEnd() as relay, RelayEnd() as own, RelayedEnd() as home, End(is_client=True) as peer:
@@ -137,13 +144,17 @@ async def test_a_dialler_with_a_relay_of_its_own_is_dialled_by_the_other_end() -
 
 
 @asynchronous
-async def test_a_peer_that_stays_at_the_diallers_own_relay_alone_is_told_to_come() -> None:
+async def test_a_peer_that_stays_at_the_diallers_own_relay_alone_is_told_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with RelayedEnd() as home, End() as peer:
         relay = Relay("127.0.0.1", 0, peer.identity, None)
         async with relay:
             facts = await home.stay(RelayAt(peer.peer_id, f"127.0.0.1:{relay.port}"))
             peer.links.dialler.ladder.call = relay.call
-            link = await soon(peer.links.to(facts))
+            with monkeypatch.context() as patched:
+                patched.setattr(ladder, "NEXT_RELAY_S", DEADLINE_S)
+                link = await soon(peer.links.to(facts))
             assert way_of(link) == "reversed"
             assert relay.pairs == 0
             stranger = replace(facts_of(Identity.generate()), grpc_addresses=(), relays=facts.relays)
@@ -164,6 +175,7 @@ async def test_a_peer_of_the_local_network_is_dialled_there_and_only_its_own_cer
         assert (await soon(other.handler.frames.get()))[0] == client.peer_id
 
 
+@pytest.mark.usefixtures("rung_by_rung")
 @asynchronous
 async def test_relays_are_asked_in_the_order_that_the_dialler_prefers() -> None:
     async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
@@ -173,6 +185,7 @@ async def test_relays_are_asked_in_the_order_that_the_dialler_prefers() -> None:
         assert (first.relay.pairs, second.relay.pairs) == (0, 1)
 
 
+@pytest.mark.usefixtures("rung_by_rung")
 @asynchronous
 async def test_relays_of_which_nobody_has_heard_are_asked_last() -> None:
     async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
