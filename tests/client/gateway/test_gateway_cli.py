@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.gateways.eventually import eventually
 from support.gateways.forked_gateway import ForkedGateway
 from support.swarms.fake_swarm import CHAT, TEXT
 
@@ -189,11 +190,9 @@ def test_a_second_signal_ends_what_runs_and_everybody_is_told(running: Running, 
             events = streamed.iter_lines()
             assert next(events).startswith("data: ")
             whole = others.submit(http.post, "/v1/completions", json=TEXT)
-            while "active_requests 2.0" not in http.get("/metrics").text:
-                pass
+            eventually(lambda: "active_requests 2.0" in http.get("/metrics").text)
             waiting = others.submit(http.post, "/v1/chat/completions", json=CHAT)
-            while "waiting_requests 1.0" not in http.get("/metrics").text:
-                pass
+            eventually(lambda: "waiting_requests 1.0" in http.get("/metrics").text)
             process.send_signal(getattr(signal, stop))
             refused = waiting.result(DEADLINE_S)
             assert not whole.done()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
+from support.gateways.eventually import eventually
 from support.gateways.gateway_keys import bearer, make_key, revoke_key
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of, gateway
 
@@ -54,8 +55,7 @@ def test_without_any_key_everybody_is_let_in_until_the_first_one_is_made(
         assert http.get("/v1/usage").json() == {"object": "usage", "data": []}
         assert http.get("/metrics").status_code == 200
         key = make_key(tmp_path)
-        while http.get("/v1/models").status_code == 200:
-            pass  # the gateway hears of it within a second
+        eventually(lambda: http.get("/v1/models").status_code != 200)
         assert http.get("/v1/models", headers=bearer(key)).status_code == 200
         assert http.post("/v1/completions", json=TEXT, headers=bearer("unused")).status_code == 401
 
@@ -79,8 +79,7 @@ def test_keys_that_are_missing_wrong_expired_or_revoked_are_refused_in_openais_s
     revoked = make_key(tmp_path)
     assert ask(http, revoked).status_code == 200
     revoke_key(tmp_path, revoked)
-    while ask(http, revoked).status_code == 200:
-        pass  # it takes hold within a second
+    eventually(lambda: ask(http, revoked).status_code != 200)
     calls = len(swarm.calls)
     said = {
         "asks for a key": {},
@@ -246,10 +245,10 @@ def test_what_was_generated_before_a_client_left_counts(
         events = answer.iter_lines()
         assert "c" in [line for _, line in zip(range(5), events, strict=False)][4]
     assert swarm.ended.acquire(timeout=DEADLINE_S)
-    while not (lines := usage_of(http, key)):
-        pass
-    assert lines[0]["completion_tokens"] == 3
-    assert lines[0]["prompt_tokens"] > 0
+    eventually(lambda: bool(usage_of(http, key)))
+    line = usage_of(http, key)[0]
+    assert line["completion_tokens"] == 3
+    assert line["prompt_tokens"] > 0
 
 
 def test_streams_of_a_key_are_limited_and_free_again_when_one_ends(
@@ -267,9 +266,8 @@ def test_streams_of_a_key_are_limited_and_free_again_when_one_ends(
         assert refused.status_code == 429
         assert "as many generations under way as it may (2)" in error_of(refused)["message"]
     swarm.hangs_at = None
-    while (answer := ask(http, key)).status_code == 429:
-        pass
-    assert answer.status_code == 200
+    eventually(lambda: ask(http, key).status_code != 429)
+    assert ask(http, key).status_code == 200
     assert error_of(ask(http, key, n=3))["param"] == "n"
 
 
@@ -284,8 +282,7 @@ def test_a_light_key_has_its_turn_before_the_rest_of_a_flood(swarm: FakeSwarm, t
     ):
 
         def until(words: str) -> None:
-            while words not in http.get("/metrics", headers=operator).text:
-                pass
+            eventually(lambda: words in http.get("/metrics", headers=operator).text)
 
         for _ in range(8):
             body = TEXT | {"stream": True}

@@ -1,7 +1,6 @@
 """Nodes over a scripted swarm: machines register with a token each, tell how they are, are drained, and exit."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.gateways.eventually import eventually
 from support.gateways.gateway_keys import bearer, id_of, make_key
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeSwarm, error_of, gateway
 
@@ -40,10 +40,9 @@ def register(http: httpx.Client, token: str, peer_id: str = PEER, **changes: obj
 
 
 def ended(http: httpx.Client, operation: dict[str, Any]) -> dict[str, Any]:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while operation["state"] == "running" and time.monotonic() < deadline_s:
-        operation = http.get(f"/admin/v1/operations/{operation['id']}").json()
-    return operation
+    path = f"/admin/v1/operations/{operation['id']}"
+    eventually(lambda: http.get(path).json()["state"] != "running")
+    return dict(http.get(path).json())
 
 
 def test_a_machine_registers_tells_how_it_is_and_exits_in_three_stages(
@@ -74,8 +73,8 @@ def test_a_machine_registers_tells_how_it_is_and_exits_in_three_stages(
         assert (drain, polls, leave) == ("drain", [], "leave")
         assert http.get(NODES).json()["data"] == []
         assert http.get(f"{NODES}/{PEER}").status_code == 404
-        while (again := register(http, token)).status_code == 201:
-            pass  # a revocation is heard of within a second
+        eventually(lambda: register(http, token).status_code != 201)
+        again = register(http, token)
         assert (again.status_code, error_of(again)["code"]) == (401, "invalid_api_key")
 
 
@@ -91,11 +90,9 @@ def test_a_machine_without_a_model_is_told_its_tokens_or_what_services_lack(
         assert register(http, token).json()["model"] is None
         asked = {"name": "poet", "model": MODEL}
         assert http.post("/admin/v1/services", json=asked).status_code == 202
-        while register(http, token).json()["model"] != MODEL:
-            pass  # what a service lacks is known with the next look at it
+        eventually(lambda: bool(register(http, token).json()["model"] == MODEL))
         swarm.held.may_stand.set()
-        while register(http, token).json()["model"] is not None:
-            pass
+        eventually(lambda: register(http, token).json()["model"] is None)
 
 
 @pytest.mark.full

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from support.gateways.eventually import eventually
 from support.gateways.gateway_keys import bearer, make_key
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, SPEC, FakeSwarm, error_of, gateway
 
@@ -74,12 +74,14 @@ def status(http: httpx.Client, name: str = "poet") -> dict[str, Any]:
 
 def until(http: httpx.Client, **wanted: object) -> dict[str, Any]:
     """The status, once it says so."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline_s:
-        now = status(http)
-        if all(now.get(name) == value for name, value in wanted.items()):
-            return now
-    raise AssertionError(f"{wanted} did not come about: {now}")
+    now: dict[str, Any] = {}
+
+    def holds() -> bool:
+        now.update(status(http))
+        return all(now.get(name) == value for name, value in wanted.items())
+
+    eventually(holds)
+    return now
 
 
 def complete(http: httpx.Client, model: str = "poet", **more: object) -> httpx.Response:
@@ -265,9 +267,14 @@ def test_another_gateway_on_the_database_serves_a_service_too_and_takes_over_wha
     with serving(other, tmp_path) as second:
         with serving(swarm, tmp_path) as first:
             deploy(first)
-            while (answer := complete(second)).status_code in (404, 503):
-                pass  # it hears of the service within a second
-            assert answer.json()["choices"][0]["text"] == "But soft!"
+            answers: list[httpx.Response] = []
+
+            def is_known() -> bool:
+                answers.append(complete(second))
+                return answers[-1].status_code not in (404, 503)
+
+            eventually(is_known)
+            assert answers[-1].json()["choices"][0]["text"] == "But soft!"
             until(second, requests=1, generated_tokens=3)
             assert (swarm.held.count, other.held.count) == (1, 0)
         until(second, state="running", held=1)
@@ -284,8 +291,7 @@ def test_two_gateways_together_have_no_more_circuits_of_a_service_than_its_maxim
     swarm.hangs_at = other.hangs_at = 2
     with serving(other, tmp_path, 3.0) as second, serving(swarm, tmp_path) as first:
         deploy(first, resources={"minimum_circuits": 2, "maximum_circuits": 3})
-        while second.get("/v1/models/poet").status_code != 200:
-            pass  # it hears of the service within a second
+        eventually(lambda: second.get("/v1/models/poet").status_code == 200)
         with ExitStack() as generations:
             for _ in range(3):
                 generations.enter_context(generating(second))
@@ -316,12 +322,10 @@ def test_a_key_opens_its_service_alone_and_older_ones_end(swarm: FakeSwarm, tmp_
                 "/v1/completions", json={"model": model, "prompt": "a"}, headers=bearer(second)
             )
             assert refused.status_code == expected
-        while http.get("/v1/models", headers=bearer(first)).status_code == 200:
-            pass  # it is heard of within a second
+        eventually(lambda: http.get("/v1/models", headers=bearer(first)).status_code != 200)
         assert http.get(f"{SERVICES}/poet", headers=bearer(second)).status_code == 403
         ended(http, http.delete(f"{SERVICES}/poet").json()["operation"]["id"])
-        while http.get("/v1/models", headers=bearer(second)).status_code == 200:
-            pass
+        eventually(lambda: http.get("/v1/models", headers=bearer(second)).status_code != 200)
         assert http.get("/v1/models", headers=bearer(second)).status_code == 401
 
 

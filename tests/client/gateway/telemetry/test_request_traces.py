@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from support.gateways.eventually import eventually
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, PRIVATE_WORD, TEXT, FakeSwarm, gateway
 
 from molink.client.errors import InvalidRequest, PeerLost
@@ -148,11 +148,12 @@ def test_a_line_of_the_log_says_which_request_it_was(
     caplog.set_level(logging.INFO, logger="molink")
     headers = {"x-request-id": "mine-1", "traceparent": TRACEPARENT}
     traced.post("/v1/completions", json=TEXT, headers=headers)
-    deadline_s = time.monotonic() + DEADLINE_S
-    found: list[dict[str, Any]] = []
-    while not found and time.monotonic() < deadline_s:
-        lines = [json.loads(JsonFormatter().format(record)) for record in tuple(caplog.records)]
-        found = [one for one in lines if one.get("request_id") == "mine-1"]
-    (line,) = found
+
+    def lines() -> list[dict[str, Any]]:
+        said = [json.loads(JsonFormatter().format(record)) for record in tuple(caplog.records)]
+        return [one for one in said if one.get("request_id") == "mine-1"]
+
+    eventually(lambda: bool(lines()))
+    (line,) = lines()
     assert (line["route"], line["status"], line["trace_id"]) == ("/v1/completions", 200, TRACE_ID)
     assert line["duration_s"] >= 0
