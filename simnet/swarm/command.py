@@ -4,9 +4,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from molink.commands import EXIT_USAGE, CommandFailed
 from molink.progress import Progress
 from molink.simnet.core.guessing import OFF, SimulatedSpeculation
-from molink.simnet.core.matrices import bundled_matrix, read_matrix
+from molink.simnet.core.matrices import RttMatrix, bundled_matrix, read_matrix
 from molink.simnet.core.traces import TraceRequest, bundled_trace, read_trace
 from molink.simnet.devices.model_shapes import MODEL_SHAPES, ModelShape, shape_named
 from molink.simnet.presentation.experiments import Run
@@ -90,9 +91,6 @@ def swarm(
     avoidance, announcements and their intervals are the product's own. Shows what clients get, and what the control
     plane takes.
     """
-    # a client's hosts and channels, which take a second to load
-    from molink.simnet.swarm.factory import random_setup
-
     require_positive("--hours", hours)
     require_positive("--rate", rate)
     require_not_negative("--churn", churn)
@@ -111,11 +109,11 @@ def swarm(
         if without or bandwidth_factor is not None:
             raise ValueError("--without and --bandwidth-factor change a snapshot: give --from-snapshot")
         matrix = bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix)
-        casts = {"swarm": random_setup(settings, shape, matrix, requests)}
+        casts = None  # drawn when it runs: ten thousand volunteers take a while
     else:
         casts = _what_if(settings, from_snapshot, shape, without or [], bandwidth_factor, requests)
     parameters: dict[str, object] = {
-        "peers": peers if from_snapshot is None else len(casts["before"].volunteers),
+        "peers": peers if casts is None else len(casts["before"].volunteers),
         "hours": hours, "gateways": gateways, "rate_rps": rate, "churn_hours": churn, "crash_share": crash_share,
         "model": model, "from_snapshot": None if from_snapshot is None else str(from_snapshot),
         "without": without or [], "bandwidth_factor": bandwidth_factor,
@@ -128,7 +126,8 @@ def swarm(
         parameters["speculation"] = speculation
 
     def run(_: Path | None) -> Findings:
-        rows, series, relays = _run_all(casts, settings)
+        drawn = casts or _drawn(settings, shape, matrix, requests)
+        rows, series, relays = _run_all(drawn, settings)
         return Findings(
             "swarm",
             f"A swarm of {rows[0].peers:,} peers that serves {model}",
@@ -140,6 +139,19 @@ def swarm(
         )
 
     return run
+
+
+def _drawn(
+    settings: SwarmSettings, shape: ModelShape, matrix: RttMatrix, requests: tuple[TraceRequest, ...]
+) -> "dict[str, WorldSetup]":
+    """A swarm of volunteers. Raises CommandFailed where the model or the trace fits nothing."""
+    # a client's hosts and channels, which take a second to load
+    from molink.simnet.swarm.factory import random_setup
+
+    try:
+        return {"swarm": random_setup(settings, shape, matrix, requests)}
+    except ValueError as error:
+        raise CommandFailed(str(error), EXIT_USAGE) from error
 
 
 def _what_if(
