@@ -37,9 +37,10 @@ MOST_GUESSES = 15
 DRAFTED_EVERY = 8
 """Where no guess travels, or its guesses are not expected to pay, a draft model is asked for some at every eighth
 trip."""
-RESTS_AFTER, ASKED_EVERY = 8, 4
-"""After so many trips on which no guess travelled the other sources are asked at every fourth: where engines are full,
-what guessing takes of a processor is taken from tokens."""
+RESTS_AFTER, ASKED_EVERY, ASKED_SELDOM = 8, 4, 16
+"""After so many trips on which no guess travelled the other sources are asked at every fourth, and, the longer guesses
+are there that do not pay, the more seldom, up to every sixteenth: where engines are full, what guessing takes of a
+processor is taken from tokens."""
 LEAST_PLACES = 4
 """Guessed of a trip, if any; and as many more as twice those that travelled with the one before."""
 LEAST_CHANCE = 0.02
@@ -123,6 +124,7 @@ class SessionGuesses:
         self._acceptance = Acceptance(GREEDY if drawing is None else SAMPLED)
         self._idle_trips = 0
         """In a row: the latest ones, with which no guess travelled."""
+        self._asked_every = ASKED_EVERY
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self._load = ALONE
@@ -192,11 +194,21 @@ class SessionGuesses:
         self._sources = [one.source for one in guesses]
         return tuple(guesses)
 
+    def rests(self) -> bool:
+        """Whether nothing is guessed for the next trip, whatever its load."""
+        if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
+            return False
+        return self._idle_trips >= RESTS_AFTER and self._idle_trips % self._asked_every > 0
+
     def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
         """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
         are scored, also those that do not travel."""
         for counts in self._all_counts:
             counts.trips += 1
+        if self.rests():
+            self._proposed, self._sources, self.begun = [], [], NO_GUESSES
+            self._idle_trips += 1
+            return ()
         self._load = load
         drafted = self._drafted_places(load) if self.told is None else MOST_GUESSES
         found = self.candidates(self._places(), drafted)
@@ -207,6 +219,10 @@ class SessionGuesses:
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         is_unanswered = self.told is not None and self.told.is_unanswered
         self._idle_trips = 0 if count or is_unanswered else self._idle_trips + 1
+        if count:
+            self._asked_every = ASKED_EVERY
+        elif chances and self._idle_trips > RESTS_AFTER:
+            self._asked_every = min(2 * self._asked_every, ASKED_SELDOM)
         self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
         if costs is not None:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
@@ -224,7 +240,9 @@ class SessionGuesses:
         source = self.told
         if source is None or source.is_closed or not source.times.answers:
             return 0
-        places = min(most, self._places(), self._drafted_places(self._load))
+        places = 0
+        if not self.rests():
+            places = min(most, self._places(), self._drafted_places(self._load))
         source.spent_ms, source.is_unanswered = source.share_ms(_sequences(self._load)) * places, places > 0
         return places
 
@@ -242,8 +260,7 @@ class SessionGuesses:
         """How many tokens are guessed for the next trip: guessing takes time, so no more than may travel."""
         if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
             return MOST_GUESSES
-        rests = self._idle_trips >= RESTS_AFTER and self._idle_trips % ASKED_EVERY
-        return 0 if rests else LEAST_PLACES + 2 * self.begun.guesses
+        return LEAST_PLACES + 2 * self.begun.guesses
 
     def _drafted_places(self, load: TripLoad) -> int:
         """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
