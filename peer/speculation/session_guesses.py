@@ -96,6 +96,28 @@ class SourceCounts:
                 counted[source] = counted.get(source, 0) + 1
 
 
+@dataclass(slots=True)
+class IdleTrips:
+    """Counts the latest trips in a row with which no guess travelled, and says when sources rest."""
+
+    count: int = 0
+    asked_every: int = ASKED_EVERY
+
+    @property
+    def are_at_rest(self) -> bool:
+        """Whether nobody is asked for the next trip."""
+        return self.count >= RESTS_AFTER and self.count % self.asked_every > 0
+
+    def record(self, *, travelled: bool, found: bool) -> None:
+        """For one more trip guesses were found, and travelled, or not."""
+        if travelled:
+            self.count, self.asked_every = 0, ASKED_EVERY
+            return
+        self.count += 1
+        if found and self.count > RESTS_AFTER:
+            self.asked_every = min(2 * self.asked_every, ASKED_SELDOM)
+
+
 class SessionGuesses:
     """Owns where one session's guesses come from, and how right each source has been in it."""
 
@@ -122,9 +144,7 @@ class SessionGuesses:
         if draft is not None:
             self._lookups[DRAFT] = draft if isinstance(draft, ToldDraft) else DraftLookup(draft, drawing)
         self._acceptance = Acceptance(GREEDY if drawing is None else SAMPLED)
-        self._idle_trips = 0
-        """In a row: the latest ones, with which no guess travelled."""
-        self._asked_every = ASKED_EVERY
+        self._idle = IdleTrips()
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self._load = ALONE
@@ -198,7 +218,7 @@ class SessionGuesses:
         """Whether nothing is guessed for the next trip, whatever its load."""
         if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
             return False
-        return self._idle_trips >= RESTS_AFTER and self._idle_trips % self._asked_every > 0
+        return self._idle.are_at_rest
 
     def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
         """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
@@ -207,7 +227,7 @@ class SessionGuesses:
             counts.trips += 1
         if self.rests():
             self._proposed, self._sources, self.begun = [], [], NO_GUESSES
-            self._idle_trips += 1
+            self._idle.record(travelled=False, found=False)
             return ()
         self._load = load
         drafted = self._drafted_places(load) if self.told is None else MOST_GUESSES
@@ -218,11 +238,7 @@ class SessionGuesses:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         is_unanswered = self.told is not None and self.told.is_unanswered
-        self._idle_trips = 0 if count or is_unanswered else self._idle_trips + 1
-        if count:
-            self._asked_every = ASKED_EVERY
-        elif chances and self._idle_trips > RESTS_AFTER:
-            self._asked_every = min(2 * self._asked_every, ASKED_SELDOM)
+        self._idle.record(travelled=count > 0 or is_unanswered, found=bool(chances))
         self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
         if costs is not None:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
@@ -266,7 +282,7 @@ class SessionGuesses:
         """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
         are, their time counted."""
         source = self._lookups.get(DRAFT)
-        if not isinstance(source, DraftLookup | ToldDraft) or self._idle_trips % DRAFTED_EVERY:
+        if not isinstance(source, DraftLookup | ToldDraft) or self._idle.count % DRAFTED_EVERY:
             return 0
         most = MOST_DRAFTED if isinstance(source, DraftLookup) else MOST_GUESSES
         if self._costs is None or self._fixed is not None:
