@@ -10,6 +10,13 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
 
+@pytest.fixture(scope="session", autouse=True)
+async def _one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """The loop stays open to the end. Without a fixture that lasts, anyio closes it behind each test, and what gRPC
+    still had to tell it of calls that were given up fails the next test, whose loop is told."""
+    yield
+
+
 @pytest.fixture(scope="session")
 def references() -> References:
     return References()
