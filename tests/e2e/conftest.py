@@ -21,10 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-async def _one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """The loop stays open to the end. Without a fixture that lasts, anyio closes it behind each test, and what gRPC
+async def _one_loop(anyio_backend: str) -> None:
+    """Keeps the loop open to the end. Without a fixture that lasts, anyio closes it behind each test, and what gRPC
     still had to tell it of calls that were given up fails the next test, whose loop is told."""
-    yield
 
 
 @pytest.fixture(scope="session")
