@@ -135,9 +135,10 @@ class SessionGuessing:
             session.progress.guesser = AwaitedSequence(position, token_id)
 
     def end(self, session: ServedSession) -> None:
-        """The session has ended here: unless the next epoch is about to keep it, nothing is drafted any more."""
-        if _told_of(session) is not None:
-            asyncio.get_running_loop().call_soon(_close_draft, session)
+        """The session has ended here: unless the next epoch is about to keep who guesses its tokens, nothing is kept
+        for that any more."""
+        if session.progress.guesser is not None:
+            asyncio.get_running_loop().call_soon(_drop_guesser, session)
 
     def ask(self, effect: AskGuesses[ServedSession]) -> None:
         """Has a draft guess for these sessions, which wait for that."""
@@ -181,6 +182,7 @@ class SessionGuessing:
     def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
         if why_no_guesses(session) is not None:
             return
+        session.progress.guesser = None  # that of the epoch before makes room
         source = self.source_of(session, hints)
         if source is not None:
             source.extend(tokens)
@@ -196,9 +198,10 @@ def _told_of(session: ServedSession) -> ToldDraft | None:
     return guesser.drafter.told if isinstance(guesser, StepGuesser) and guesser.drafter is not None else None
 
 
-def _close_draft(session: ServedSession) -> None:
+def _drop_guesser(session: ServedSession) -> None:
     if (told := _told_of(session)) is not None:
         told.close()
+    session.progress.guesser = None
 
 
 class HeadGuesses:
@@ -217,11 +220,12 @@ class HeadGuesses:
         always so many travel, to compare with; None: as many as pay. `announced`: what the peer says of all that."""
         self.announced = announced
         self.draft = draft
-        self._drafted: WeakSet[ServedSession] = WeakSet()
+        self._drafted: WeakSet[SessionGuesses] = WeakSet()
+        """Those of sessions that the small draft model guesses for, in whatever epoch these are."""
         self._fixed = fixed
         self._tables = ClientTables() if tables else None
-        self._read: WeakKeyDictionary[ServedSession, int] = WeakKeyDictionary()
-        """By session that is still there: at most how many tokens are kept to look things up in."""
+        self._read: WeakKeyDictionary[SessionGuesses, int] = WeakKeyDictionary()
+        """Of those that are still there: at most how many tokens are kept to look things up in."""
         self.counts = SourceCounts()
         """Of all sessions, those that have ended too."""
 
@@ -233,18 +237,19 @@ class HeadGuesses:
             return SessionGuesses.of_grammar(
                 plan.stages, drawing=drawing, fixed=self._fixed, totals=self.counts
             )
-        for one in [one for one in self._read if one.ended]:
-            del self._read[one]
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
-        self._read[session] = tokens
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         draft = self._draft_of(session)
-        return SessionGuesses(
+        guesses = SessionGuesses(
             table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
+        self._read[guesses] = tokens
+        if isinstance(draft, DraftModel):
+            self._drafted.add(guesses)
+        return guesses
 
     def rest(self, device: str) -> None:
         """The device's memory is to be free: a draft on it is there no more until `wake`. Again has no effect."""
@@ -260,12 +265,7 @@ class HeadGuesses:
         """The draft that guesses for the session; None: there is none, or for so many others that there is no room."""
         if isinstance(self.draft, DraftThread):
             return self.draft.open(session.plan.params, session.plan.seed)
-        for one in [one for one in self._drafted if one.ended]:
-            self._drafted.discard(one)
-        if self.draft is None or len(self._drafted) >= DRAFTED_SESSIONS:
-            return None
-        self._drafted.add(session)
-        return self.draft
+        return None if len(self._drafted) >= DRAFTED_SESSIONS else self.draft
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:
