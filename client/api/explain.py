@@ -17,12 +17,14 @@ class Tracer:
     def record_token(self, token: pb.Token) -> None:
         self._seen.append(tuple(token.timings))
 
-    def explain(self, generation: Generation, log: SessionLog) -> Explanation:
-        """Predicted and measured, hop by hop. Hops of circuits that were left are not counted."""
+    def explain(self, generation: Generation, log: SessionLog, *, speculates: bool) -> Explanation:
+        """Predicted and measured, hop by hop. Hops of circuits that were left are not counted. `speculates`: whether
+        tokens might be guessed."""
         route, circuit = log.route, circuit_report(log)
         decodes = [timings for timings in self._seen[1:] if len(timings) == len(circuit.hops)]
+        why = "" if generation.guessed_tokens else _why_no_guesses(log, speculates=speculates)
         if route is None or not decodes:
-            return Explanation(generation)
+            return Explanation(generation, why_no_guesses=why)
         hops = tuple(
             HopTimes(
                 hop=hop,
@@ -47,4 +49,11 @@ class Tracer:
             log.prefill_s * 1000,
             route.trip_ms,
             route.tokens_per_trip,
+            why,
         )
+
+
+def _why_no_guesses(log: SessionLog, *, speculates: bool) -> str:
+    if not speculates:
+        return "speculation is off"
+    return log.no_guesses or "none was expected to save time"

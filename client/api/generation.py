@@ -160,6 +160,8 @@ class Explanation:
     """Once round the circuit, without what guesses add."""
     predicted_tokens_per_trip: float = 1.0
     """That the router expects of the head's guesses; `predicted_tpot_ms` is what is left of a trip for a token."""
+    why_no_guesses: str = ""
+    """Why nothing was guessed, in a few words; empty: something was."""
 
     @property
     def measured_trip_ms(self) -> float:

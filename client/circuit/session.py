@@ -181,11 +181,7 @@ class ClientSession:
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
         self._run = RunningCircuit(circuit, TokenStream(rules, len(self._tokens.history), len(circuit.links)))
-        if self.log.route is None:
-            self.log.cached_tokens = circuit.position
-        self.log.route = circuit.route
-        self.log.epochs = self._circuits.runs
-        self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
+        self.log.record_circuit(circuit.route, circuit.peers, circuit.position, self._circuits.runs)
         start = start_of(self._template, self._speculation, self._tokens.history, circuit.position)
         for link in circuit.links:
             if link.closed_because is not None:

@@ -103,6 +103,7 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "tokens_per_trip": explanation.generation.tokens_per_trip,
         "predicted_tokens_per_trip": explanation.predicted_tokens_per_trip,
         "predicted_trip_ms": explanation.predicted_trip_ms,
+        "why_no_guesses": explanation.why_no_guesses,
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -140,6 +141,8 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             f"{explanation.predicted_tokens_per_trip:.2f} tokens, {explanation.predicted_tpot_ms:.2f} ms",
             markup=False,
         )
+    elif explanation.why_no_guesses:
+        out.print(f"Nothing was guessed: {plain(explanation.why_no_guesses)}", markup=False)
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
     if kept:
         said = ", ".join(map(_copy_of, kept))

@@ -7,6 +7,7 @@ from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import PeerLost, SwarmError
 from molink.dht.records.records import PeerView
+from molink.routing.cost.guesses import why_nothing
 from molink.routing.routes.planner import Route
 from molink.shards.spec import Span
 
@@ -76,6 +77,18 @@ class SessionLog:
     arrived_s: list[float] = field(default_factory=list)
     """When each new token came in, by the loop's clock, however late it is taken."""
     trips: TripCounts = field(default_factory=TripCounts)
+    no_guesses: str = ""
+    """Why nothing can be guessed on the latest circuit; empty: something can."""
+
+    def record_circuit(
+        self, route: Route, peers: Mapping[str, PeerView], held_tokens: int, runs: int
+    ) -> None:
+        """Records that the session begins on that circuit, whose hops all hold so many tokens, as the last of so many
+        circuits."""
+        if self.route is None:
+            self.cached_tokens = held_tokens
+        self.epochs = runs
+        self._record_hops(route, peers)
 
     def record_token(self, at_s: float, started_s: float | None) -> None:
         """Records a token, the first of a circuit that was started then, or a later one."""
@@ -88,9 +101,13 @@ class SessionLog:
 
     def record_move(self, route: Route, peers: Mapping[str, PeerView]) -> None:
         """Records that the session has gone on over that circuit without a pause."""
-        self.route = route
         self.moves += 1
+        self._record_hops(route, peers)
+
+    def _record_hops(self, route: Route, peers: Mapping[str, PeerView]) -> None:
+        self.route = route
         self.names.update({peer_id: view.facts.name for peer_id, view in peers.items()})
+        self.no_guesses = why_nothing([peers[hop.peer_id].facts for hop in route.hops])
 
     def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
         """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
