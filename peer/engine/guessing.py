@@ -160,13 +160,16 @@ class SessionGuessing:
 
     def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
         """The client tells a head that the session has moved to what the sequence is, and what to guess from. Told to
-        another, or again, it has no effect.
+        another, or again, it has no effect; nor has what is told to a head as the tail that it is as well, which is a
+        part of the sequence, or ends before the token that the head goes on with.
 
         Raises:
             ProtocolError: it is not the client's to say, or cannot be the session's sequence.
         """
         awaited, plan = session.progress.guesser, session.plan
         if not session.is_head or not isinstance(awaited, AwaitedSequence):
+            return
+        if history.position and session.drawing is not None:
             return
         tokens = history.token_ids
         if session.owner is not link or history.position or len(tokens) > plan.capacity_tokens:
@@ -175,7 +178,7 @@ class SessionGuessing:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {plan.vocabulary}")
         hints = pb.Start(prediction=history.prediction, guess_scope=history.guess_scope)
         check_hints(hints, self._spec)
-        if len(tokens) >= awaited.position:
+        if len(tokens) > awaited.position:
             session.progress.guesser = None
             self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
 

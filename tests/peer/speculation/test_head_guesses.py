@@ -45,6 +45,7 @@ class Session:
     capacity_tokens: int = 500
     ended: bool = False
     is_head: bool = True
+    drawing: object = None
     progress: HopProgress = field(default_factory=HopProgress)
     plan: Any = field(init=False)
     owner: Any = field(init=False)
@@ -150,6 +151,28 @@ async def test_so_much_is_kept_in_all_and_what_ends_makes_room(
     await begun.pop().end()
     last = Begun(guessing, start)
     assert last.is_guessed
+
+
+def test_who_is_head_and_tail_guesses_from_what_it_is_told_as_the_head(model: LocalModel) -> None:
+    """A session has moved to a peer that has all layers, and draws as its penalties say: it hears the sequence as the
+    tail, late, and once more as the head, with what else to guess from."""
+    guessing, session = SessionGuessing(model.spec, lambda _: None), Session("one", drawing=object())
+    starts: list[pb.Start] = []
+
+    def source_of(session: Any, start: pb.Start) -> SessionGuesses | None:  # noqa: ANN401 - a served session
+        starts.append(start)
+        return HeadGuesses(tables=False)(session, start)
+
+    guessing.source_of = source_of
+    guessing.await_sequence(session, 5, 9)  # type: ignore[arg-type] # as all below
+    told = [
+        pb.History(token_ids=TEXT[:5]),
+        pb.History(position=5, token_ids=[9]),
+        pb.History(token_ids=[*TEXT[:5], 9, 8], guess_scope=b"ada", prediction=[7]),
+    ]
+    for history in (*told, *told):
+        guessing.on_history(session, session.owner, history)  # type: ignore[arg-type]
+    assert [(bytes(start.guess_scope), list(start.prediction)) for start in starts] == [(b"ada", [7])]
 
 
 def small_draft() -> DraftModel:
