@@ -64,6 +64,7 @@ class StepGuesser:
     def __init__(self, source: TokenGuesses, vocabulary: int) -> None:
         self.source = source
         self._vocabulary = vocabulary
+        self._sources = source if isinstance(source, SessionGuesses) else None
         self.drafter = source if isinstance(source, SessionGuesses) and source.told is not None else None
         """As `Guesser.drafter`."""
         self.travelling: tuple[int, ...] = ()
@@ -76,14 +77,20 @@ class StepGuesser:
         self.source.expect(tokens[-1].expected)
         self.travelling = ()
 
+    def rests(self) -> bool:
+        """As `Guesser.rests`."""
+        return self._sources is not None and self._sources.rests()
+
     def propose(self, last: StepPayload, most: int, load: TripLoad) -> tuple[StepPayload, TripBegun]:
         """As `Guesser.propose`."""
         guesses = self.source.propose(most, load)[:most]
-        if guesses and max(guesses) >= self._vocabulary:
+        if not guesses:
+            return last, self.source.begun
+        if max(guesses) >= self._vocabulary:
             return last, NO_GUESSES
-        trip = replace(self.source.begun, guesses=len(guesses))
         self.travelling = guesses
-        return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)) if guesses else last, trip
+        trip = replace(self.source.begun, guesses=len(guesses))
+        return StepPayload(token_ids=(*(last.token_ids or ()), *guesses)), trip
 
 
 class AwaitedSequence:
@@ -101,6 +108,10 @@ class AwaitedSequence:
     def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:  # noqa: ARG002 - there were none
         """As `Guesser.record_trip`."""
         self.tokens += [token_id for one in tokens for token_id in one.token_ids or ()]
+
+    def rests(self) -> bool:
+        """As `Guesser.rests`."""
+        return True
 
     def propose(self, last: StepPayload, *_: int | TripLoad) -> tuple[StepPayload, TripBegun]:
         """As `Guesser.propose`."""

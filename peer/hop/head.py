@@ -134,7 +134,8 @@ class Head(Generic[Session, Payload]):
         progress, trip = session.progress, NO_GUESSES
         if progress.guesser is not None and not progress.moves:
             most = most_guesses(session, self._settings.most_step_tokens)
-            payload, trip = progress.guesser.propose(payload, most, self._load_of(session))
+            load = ALONE if progress.guesser.rests() else self._load_of(session)
+            payload, trip = progress.guesser.propose(payload, most, load)
             if trip.guesses and not session.is_tail:
                 self.has_guessed = True
                 self._guessed.setdefault(session.previous_peer_id, []).append((session, step, payload))

@@ -34,6 +34,9 @@ class Guesser(Protocol[PayloadT]):
         """The sequence goes on with these for certain. They came of one step, with which so many guesses travelled: all
         of them but the last are guesses that were right."""
 
+    def rests(self) -> bool:
+        """Whether it guesses nothing for the next step, beside whatever load."""
+
     def propose(self, last: PayloadT, most: int, load: TripLoad) -> tuple[PayloadT, TripBegun]:
         """What the next step computes: the last token and behind it guesses, `most` or fewer, as pays beside that load.
         Asked when the step begins."""

@@ -37,9 +37,10 @@ MOST_GUESSES = 15
 DRAFTED_EVERY = 8
 """Where no guess travels, or its guesses are not expected to pay, a draft model is asked for some at every eighth
 trip."""
-RESTS_AFTER, ASKED_EVERY = 8, 4
-"""After so many trips on which no guess travelled the other sources are asked at every fourth: where engines are full,
-what guessing takes of a processor is taken from tokens."""
+RESTS_AFTER, ASKED_EVERY, ASKED_SELDOM = 8, 4, 16
+"""After so many trips on which no guess travelled the other sources are asked at every fourth, and, the longer guesses
+are there that do not pay, the more seldom, up to every sixteenth: where engines are full, what guessing takes of a
+processor is taken from tokens."""
 LEAST_PLACES = 4
 """Guessed of a trip, if any; and as many more as twice those that travelled with the one before."""
 LEAST_CHANCE = 0.02
@@ -95,6 +96,28 @@ class SourceCounts:
                 counted[source] = counted.get(source, 0) + 1
 
 
+@dataclass(slots=True)
+class IdleTrips:
+    """Counts the latest trips in a row with which no guess travelled, and says when sources rest."""
+
+    count: int = 0
+    asked_every: int = ASKED_EVERY
+
+    @property
+    def are_at_rest(self) -> bool:
+        """Whether nobody is asked for the next trip."""
+        return self.count >= RESTS_AFTER and self.count % self.asked_every > 0
+
+    def record(self, *, travelled: bool, found: bool) -> None:
+        """For one more trip guesses were found, and travelled, or not."""
+        if travelled:
+            self.count, self.asked_every = 0, ASKED_EVERY
+            return
+        self.count += 1
+        if found and self.count > RESTS_AFTER:
+            self.asked_every = min(2 * self.asked_every, ASKED_SELDOM)
+
+
 class SessionGuesses:
     """Owns where one session's guesses come from, and how right each source has been in it."""
 
@@ -121,8 +144,7 @@ class SessionGuesses:
         if draft is not None:
             self._lookups[DRAFT] = draft if isinstance(draft, ToldDraft) else DraftLookup(draft, drawing)
         self._acceptance = Acceptance(GREEDY if drawing is None else SAMPLED)
-        self._idle_trips = 0
-        """In a row: the latest ones, with which no guess travelled."""
+        self._idle = IdleTrips()
         self._costs = CircuitCosts(stages) if stages else None
         self._fixed = fixed
         self._load = ALONE
@@ -192,11 +214,21 @@ class SessionGuesses:
         self._sources = [one.source for one in guesses]
         return tuple(guesses)
 
+    def rests(self) -> bool:
+        """Whether nothing is guessed for the next trip, whatever its load."""
+        if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
+            return False
+        return self._idle.are_at_rest
+
     def propose(self, most: int, load: TripLoad = ALONE) -> tuple[int, ...]:
         """The tokens that travel with the next trip, at most so many, beside that load. All guesses are kept until they
         are scored, also those that do not travel."""
         for counts in self._all_counts:
             counts.trips += 1
+        if self.rests():
+            self._proposed, self._sources, self.begun = [], [], NO_GUESSES
+            self._idle.record(travelled=False, found=False)
+            return ()
         self._load = load
         drafted = self._drafted_places(load) if self.told is None else MOST_GUESSES
         found = self.candidates(self._places(), drafted)
@@ -206,7 +238,7 @@ class SessionGuesses:
             count = guess_count(chances, costs, load)
         tokens = sum(accumulate(chances[:count], mul, initial=1.0))
         is_unanswered = self.told is not None and self.told.is_unanswered
-        self._idle_trips = 0 if count or is_unanswered else self._idle_trips + 1
+        self._idle.record(travelled=count > 0 or is_unanswered, found=bool(chances))
         self.begun = TripBegun(count, tokens, guessing_ms=self._guessing_ms())
         if costs is not None:
             times_ms = predicted_ms(costs, count, load), lengthened_ms(costs, count, load)
@@ -224,7 +256,9 @@ class SessionGuesses:
         source = self.told
         if source is None or source.is_closed or not source.times.answers:
             return 0
-        places = min(most, self._places(), self._drafted_places(self._load))
+        places = 0
+        if not self.rests():
+            places = min(most, self._places(), self._drafted_places(self._load))
         source.spent_ms, source.is_unanswered = source.share_ms(_sequences(self._load)) * places, places > 0
         return places
 
@@ -242,14 +276,13 @@ class SessionGuesses:
         """How many tokens are guessed for the next trip: guessing takes time, so no more than may travel."""
         if self._fixed is not None or self._costs is None or GRAMMAR in self._lookups:
             return MOST_GUESSES
-        rests = self._idle_trips >= RESTS_AFTER and self._idle_trips % ASKED_EVERY
-        return 0 if rests else LEAST_PLACES + 2 * self.begun.guesses
+        return LEAST_PLACES + 2 * self.begun.guesses
 
     def _drafted_places(self, load: TripLoad) -> int:
         """For how many places a draft model is asked: for as many as would travel if its guesses were all that there
         are, their time counted."""
         source = self._lookups.get(DRAFT)
-        if not isinstance(source, DraftLookup | ToldDraft) or self._idle_trips % DRAFTED_EVERY:
+        if not isinstance(source, DraftLookup | ToldDraft) or self._idle.count % DRAFTED_EVERY:
             return 0
         most = MOST_DRAFTED if isinstance(source, DraftLookup) else MOST_GUESSES
         if self._costs is None or self._fixed is not None:

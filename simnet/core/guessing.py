@@ -87,6 +87,10 @@ class TapeGuesser:
             self._guesses.record(guessed, len(tokens) - 1)
         self._generated += len(tokens)
 
+    def rests(self) -> bool:
+        """As `Guesser.rests`."""
+        return self._guesses.rests()
+
     def propose(self, last: None, most: int, load: TripLoad) -> tuple[None, TripBegun]:
         """As `Guesser.propose`."""
         guesses = self._guesses.propose(most, load)

@@ -30,6 +30,9 @@ class FivePlaces:
 
     def record_trip(self, tokens: Sequence[None], guessed: int) -> None: ...
 
+    def rests(self) -> bool:
+        return False
+
     def propose(self, last: None, most: int, load: TripLoad) -> tuple[None, TripBegun]:  # noqa: ARG002 - as asked
         return last, NO_GUESSES
 

@@ -26,6 +26,9 @@ class WatchedLoads:
     def record_trip(self, tokens: Sequence[None], guessed: int) -> None:
         assert len(tokens) == 1 + guessed == 1
 
+    def rests(self) -> bool:
+        return False
+
     def propose(self, last: None, most: int, load: TripLoad) -> tuple[None, TripBegun]:  # noqa: ARG002 - as asked
         self.loads.append(load)
         return last, NO_GUESSES

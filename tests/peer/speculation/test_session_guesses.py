@@ -1,5 +1,6 @@
 """A session's guesses come from whichever source has been right, and never from another client's text."""
 
+import random
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -9,7 +10,13 @@ from support.swarms.pipelines import stage
 from molink.peer.scheduling.trip_load import BatchLoad, TripLoad
 from molink.peer.speculation.acceptance import SAMPLED, TABLE, Acceptance
 from molink.peer.speculation.ngram_tables import LONGEST_CONTEXT, ClientTables, NgramTable
-from molink.peer.speculation.session_guesses import ASKED_EVERY, MOST_GUESSES, RESTS_AFTER, SessionGuesses
+from molink.peer.speculation.session_guesses import (
+    ASKED_EVERY,
+    ASKED_SELDOM,
+    MOST_GUESSES,
+    RESTS_AFTER,
+    SessionGuesses,
+)
 
 texts = st.lists(st.integers(0, 5), min_size=1, max_size=80)
 
@@ -111,6 +118,29 @@ def test_where_no_guess_pays_sources_are_asked_at_every_fourth_trip_until_one_do
     repeated = [7, 8, 9] * 8
     guesses.extend(repeated)
     assert any(guesses.propose(8) for _ in range(ASKED_EVERY))
+
+
+def test_the_longer_guesses_are_there_that_do_not_pay_the_more_seldom_sources_are_asked() -> None:
+    full, table, rng = [stage(1.0, 1.0, link_ms=0.1)] * 3, CountedTable(), random.Random(1)
+    crowd = TripLoad(BatchLoad(7, 7), (BatchLoad(8, 8),) * 3)
+    guesses = SessionGuesses(table, stages=full)
+    text = [rng.randrange(8) for _ in range(2000)]
+    guesses.extend(text[:500])
+    for token in text[500:1800]:
+        guesses.propose(8, crowd)
+        guesses.extend([token])
+    asked = sum(trips_asked(guesses, token, crowd) for token in text[1800:1960])
+    assert asked == 160 // ASKED_SELDOM
+    guesses.extend([7, 8, 9] * 8)
+    assert any(guesses.propose(8) for _ in range(ASKED_SELDOM)), "and where they pay they travel again"
+
+
+def trips_asked(guesses: SessionGuesses, token: int, load: TripLoad) -> bool:
+    """Plays one trip, which brings that token; whether sources were asked for it."""
+    is_asked = not guesses.rests()
+    assert guesses.propose(8, load) == ()
+    guesses.extend([token])
+    return is_asked
 
 
 def test_by_a_grammar_nothing_is_guessed_but_what_the_tail_expects() -> None:

@@ -91,6 +91,9 @@ class RingGuesser:
         assert len(tokens) <= guessed + 1
         self.trips.append((guessed, len(tokens) - 1))
 
+    def rests(self) -> bool:
+        return False
+
     def propose(self, last: tuple[int, ...], most: int, _: TripLoad) -> tuple[tuple[int, ...], TripBegun]:
         (position,) = last
         count = min(most, self.chance.randrange(4))
