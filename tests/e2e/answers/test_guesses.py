@@ -65,6 +65,7 @@ async def test_a_stop_string_among_the_guesses_ends_the_text_before_it_and_the_c
     assert again.token_ids == references.greedy(folder, chat, 12)
 
 
+@pytest.mark.full
 async def test_guesses_fill_the_context_to_its_last_token(
     wide_client: AsyncSwarm, references: References
 ) -> None:

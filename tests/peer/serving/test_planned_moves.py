@@ -213,9 +213,9 @@ async def test_a_peer_that_takes_all_layers_over_hears_what_it_draws_by_and_what
     async with copied_circuit(model, (), guesses=head) as circuit:
         circuit.circuit.sampling = pb.Sampling(repetition_penalty=1.3)
         circuit.circuit.speculates = False
-        (expected,) = await circuit.circuit.generate([PROMPT], LONG)
+        (expected,) = await circuit.circuit.generate([PROMPT], 2 * GUESSED_TOKENS)
         circuit.circuit.speculates, head.sequences = True, [[*PROMPT, *expected]] * 2
-        descriptor = await begun(circuit, 1, LONG)
+        descriptor = await begun(circuit, 1, 2 * GUESSED_TOKENS)
         upcoming, links, _ = next_epoch(circuit, descriptor, [0])
         told = pb.Reserve(descriptor=descriptor, hop=0, hand_over=True)
         await ask(circuit.circuit.links[0], pb.Request(reserve=told))
@@ -225,7 +225,7 @@ async def test_a_peer_that_takes_all_layers_over_hears_what_it_draws_by_and_what
         assert circuit.circuit.links[0].post(move(descriptor, upcoming))
         tokens: list[pb.Token] = []
         is_told = False
-        while not tokens or tokens[-1].position < len(PROMPT) + LONG - 1:
+        while not tokens or tokens[-1].position < len(PROMPT) + 2 * GUESSED_TOKENS - 1:
             new = await taken(circuit, 1)
             tokens += new
             if new[0].epoch == 1:  # the tail has not drawn it; it may have begun by then

@@ -1,6 +1,7 @@
 """Sessions that guess beside others, join, end in mid-trip, fill the context, and hear frames late, twice or never."""
 
 import asyncio
+import json
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 from support.circuits.guesses import Chance, GuessingHead, LastWrong, NeverRight, Oracle
 from support.links.data_plane import DEADLINE_S, End, asynchronous, soon
 from support.models.tiny_models import CONTEXT, greedy_reference, greedy_references
@@ -17,6 +19,7 @@ from support.swarms.served_peer import model
 from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.models.model import LocalModel
 from molink.peer.serving.data_plane import DataPlaneSettings
+from molink.peer.speculation.draft_model import DraftModel, DraftShape
 from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.peer.wire.link.link import Link, LinkHandler
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -25,7 +28,7 @@ from molink.shards.kv.prefix import NAME_BYTES, block_names
 
 __all__ = ["model"]
 
-NEW_TOKENS, FEW_TOKENS = 40, 24
+NEW_TOKENS, FEW_TOKENS = 40, 18
 PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(9 + one)] for one in range(8)]
 MANY_PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(5 + 2 * one)] for one in range(20)]
 FIXED = 4
@@ -63,7 +66,7 @@ async def test_eight_sessions_that_join_one_after_the_other_have_the_tokens_of_t
     """Each joins while those before it decode, with guesses of different numbers."""
     expected = [tokens[:FEW_TOKENS] for tokens in greedy_references(model.folder, PROMPTS, NEW_TOKENS)]
     head = GuessingHead(Chance, whole(PROMPTS, expected), most=7)
-    async with served_circuit(model, (2, 4), kv_tokens=600, guesses=head) as circuit:
+    async with served_circuit(model, (3,), kv_tokens=600, guesses=head) as circuit:
         got: dict[bytes, list[int]] = {}
         waiting = deque(enumerate(PROMPTS, 1))
         while waiting or any(len(tokens) < FEW_TOKENS for tokens in got.values()):
@@ -263,7 +266,7 @@ async def test_of_two_clients_with_one_text_neither_is_guessed_for_from_what_the
         ("prediction", (3,), MANY_PROMPTS[:2]),
         *[
             pytest.param(source, cuts, MANY_PROMPTS, marks=pytest.mark.full)
-            for source in ("lookup", "tables", "prediction")
+            for source in ("lookup", "tables", "prediction", "draft")
             for cuts in CIRCUITS
         ],
     ],
@@ -272,9 +275,10 @@ async def test_of_two_clients_with_one_text_neither_is_guessed_for_from_what_the
 async def test_with_each_source_greedy_tokens_are_those_of_transformers(
     model: LocalModel, source: str, cuts: tuple[int, ...], prompts: list[list[int]]
 ) -> None:
-    """Draft models are in `test_drafted_circuits`."""
+    """Of draft models a small one; those on the head's device are in `test_drafted_circuits`."""
     expected = greedy_references(model.folder, prompts, NEW_TOKENS)
-    head = HeadGuesses(tables=source == "tables", fixed=FIXED)
+    draft = draft_without_a_layer(model) if source == "draft" else None
+    head = HeadGuesses(tables=source == "tables", draft=draft, fixed=FIXED)
 
     def guesses(session: Any, start: pb.Start) -> SessionGuesses | None:  # noqa: ANN401 - a served session
         if source == "prediction":
@@ -287,3 +291,19 @@ async def test_with_each_source_greedy_tokens_are_those_of_transformers(
             assert await circuit.generate(prompts, NEW_TOKENS) == expected
     name = source.removesuffix("s")
     assert 0 < head.counts.accepted[name] < head.counts.guessed[name]
+
+
+def draft_without_a_layer(model: LocalModel) -> DraftModel:
+    """The served model but for its last layer, which guesses many of its tokens."""
+    config = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"]
+    shape = DraftShape(
+        heads,
+        config["num_key_value_heads"],
+        config.get("head_dim") or config["hidden_size"] // heads,
+        config["rms_norm_eps"],
+        10_000.0,
+        CONTEXT,
+    )
+    tensors = load_file(model.folder / "model.safetensors")
+    return DraftModel.of(shape, config["num_hidden_layers"] - 1, tensors)
