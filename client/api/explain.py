@@ -3,7 +3,7 @@
 import statistics
 
 from molink.client.api.assembler import circuit_report
-from molink.client.api.generation import Explanation, Generation, HopTimes
+from molink.client.api.generation import Explanation, Generation, GuessCounts, HopTimes
 from molink.client.epochs.session_log import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 
@@ -24,7 +24,7 @@ class Tracer:
         decodes = [timings for timings in self._seen[1:] if len(timings) == len(circuit.hops)]
         why = "" if generation.guessed_tokens else _why_no_guesses(log, speculates=speculates)
         if route is None or not decodes:
-            return Explanation(generation, why_no_guesses=why)
+            return Explanation(generation, why_no_guesses=why, guess_sources=_sources(log))
         hops = tuple(
             HopTimes(
                 hop=hop,
@@ -50,7 +50,13 @@ class Tracer:
             route.trip_ms,
             route.tokens_per_trip,
             why,
+            _sources(log),
         )
+
+
+def _sources(log: SessionLog) -> tuple[GuessCounts, ...]:
+    found = [GuessCounts(source, *counts) for source, counts in log.trips.by_source.items()]
+    return tuple(sorted(found, key=lambda one: (-one.accepted_tokens, -one.guessed_tokens)))
 
 
 def _why_no_guesses(log: SessionLog, *, speculates: bool) -> str:

@@ -98,7 +98,7 @@ class ClientSession:
                 token = event.token
                 self._tokens.history.append(token.token_id)
                 self.log.record_token(event.at_s, self._circuits.first_token_since_s)
-                self.log.trips.record_token(token.epoch, token.step, token.guessed)
+                self.log.trips.record_token(token.epoch, token.step, token.guessed, token.guess_sources)
                 self._circuits.handle(core.Yielded(), clock())
                 if token.finish != pb.NOT_FINISHED:
                     self.log.standbys = self.standbys.by_hop()

@@ -9,7 +9,7 @@ from molink.client.errors import PeerLost, SwarmError
 from molink.dht.records.records import PeerView
 from molink.routing.cost.guesses import why_nothing
 from molink.routing.routes.planner import Route
-from molink.shards.spec import Span
+from molink.shards.spec import GUESS_SOURCES, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,30 @@ class TripCounts:
     """Tokens that travelled as guesses."""
     accepted: int = 0
     """Those of them that became tokens of the generation."""
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of `GUESS_SOURCES`: guessed and accepted, as far as heads say where guesses came from."""
     _latest: tuple[int, int] = (0, -1)
+    _sources: list[str] = field(default_factory=list)
+    """Of the latest step's guesses: those whose tokens have not come."""
 
-    def record_token(self, epoch: int, step: int, guessed: int) -> None:
-        """Records a token that was drawn in that step. `guessed`: with the first of a step, how many guesses it had."""
+    def record_token(self, epoch: int, step: int, guessed: int, sources: bytes = b"") -> None:
+        """Records a token that was drawn in that step. With the first of a step `guessed` says how many guesses it had,
+        and `sources` where they came from, as the index of each."""
         if (epoch, step) == self._latest:
             self.accepted += 1
+            if self._sources:
+                self._count(self._sources.pop(0), accepted=1)
             return
         self._latest = epoch, step
         self.trips += 1
         self.guessed += guessed
+        self._sources = [GUESS_SOURCES[one if one < len(GUESS_SOURCES) else 0] for one in sources]
+        for source in self._sources:
+            self._count(source, guessed=1)
+
+    def _count(self, source: str, guessed: int = 0, accepted: int = 0) -> None:
+        before = self.by_source.get(source, (0, 0))
+        self.by_source[source] = before[0] + guessed, before[1] + accepted
 
 
 @dataclass(slots=True)

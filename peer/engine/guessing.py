@@ -23,7 +23,7 @@ from molink.peer.speculation.told_draft import ToldDraft
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
-from molink.shards.spec import GUESSES, ModelSpec
+from molink.shards.spec import GUESS_SOURCES, GUESSES, ModelSpec
 
 MOST_KEPT_TOKENS: Final = 512 * 1024
 """Of all sessions' texts and predictions: some 60 MB."""
@@ -68,12 +68,16 @@ class StepGuesser:
         self.drafter = source if isinstance(source, SessionGuesses) and source.told is not None else None
         """As `Guesser.drafter`."""
         self.travelling: tuple[int, ...] = ()
+        self.latest_sources = b""
+        """Where the guesses of the trip that came back last were from, as the client hears of it."""
 
     def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:
         """As `Guesser.record_trip`."""
         self.source.extend([token_id for one in tokens for token_id in one.token_ids or ()])
         if guessed:
             self.source.record(guessed, len(tokens) - 1)
+            sources = () if self._sources is None else self._sources.sources(guessed)
+            self.latest_sources = bytes([GUESS_SOURCES.index(one) for one in sources])
         self.source.expect(tokens[-1].expected)
         self.travelling = ()
 
@@ -280,6 +284,15 @@ class HeadGuesses:
         if isinstance(self.draft, DraftThread):
             return self.draft.open(session.plan.params, session.plan.seed)
         return None if len(self._drafted) >= DRAFTED_SESSIONS else self.draft
+
+
+def tell_sources(session: ServedSession, token: pb.Token) -> None:
+    """Sets where the guesses of that token's step came from, if it is a step's first one with guesses. To be called at
+    the session's head before a further step of it comes back."""
+    guesser = session.progress.guesser
+    token.ClearField("guess_sources")
+    if token.guessed and isinstance(guesser, StepGuesser):
+        token.guess_sources = guesser.latest_sources[: token.guessed]
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:

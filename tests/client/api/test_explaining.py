@@ -3,13 +3,14 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
 from support.swarms.swarm_examples import facts_of
 
 from molink.client.api.explain import Tracer
-from molink.client.api.generation import CircuitReport, Explanation, Generation, Hop, HopTimes
+from molink.client.api.generation import CircuitReport, Explanation, Generation, GuessCounts, Hop, HopTimes
 from molink.client.commands.presentation import explanation_json, print_explanation, summary
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.identity.identity import Identity
@@ -112,6 +113,12 @@ def test_what_a_trip_brought_is_said_where_something_was_guessed(explanation: Ex
     assert "A trip brought 2.40 tokens, so a token took" in shown(guessed)
     assert "ms: 7 of 9 guesses were right" in shown(guessed)
     assert "A trip: predicted" in shown(guessed)
+    assert "by source" not in shown(guessed)
+    sources = (GuessCounts("draft", 5, 4), GuessCounts("lookup", 4, 3))
+    by_source = replace(guessed, guess_sources=sources)
+    assert "Guesses that were right, by source: draft 4 of 5, lookup 3 of 4\n" in shown(by_source)
+    said: Any = explanation_json("x", "molink/example", by_source)["guess_sources"]
+    assert said[0] == {"source": "draft", "guessed_tokens": 5, "accepted_tokens": 4}
     assert explanation_json("x", "molink/example", guessed)["tokens_per_trip"] == 2.4
     assert "12 tokens in 5 trips over 2 hops" in summary(generation)
 

@@ -133,6 +133,16 @@ async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_b
     assert explanation.predicted_trip_ms == pytest.approx(explanation.predicted_tpot_ms - guesses_ms)
     assert explanation.predicted_tpot_ms > 0
     assert bool(explanation.why_no_guesses) == (explanation.generation.guessed_tokens == 0)
+    predicted = await wide_client.explain(
+        PROMPT, max_new_tokens=NEW_TOKENS, prediction=explanation.generation.text
+    )
+    counts = [(one.guessed_tokens, one.accepted_tokens) for one in predicted.guess_sources]
+    generation = predicted.generation
+    assert [sum(one) for one in zip(*counts, strict=True)] == [
+        generation.guessed_tokens,
+        generation.accepted_tokens,
+    ]
+    assert "prediction" in {one.source for one in predicted.guess_sources}
     off = await wide_client.explain(PROMPT, max_new_tokens=2, speculation="off")
     assert off.why_no_guesses == "speculation is off"
 
