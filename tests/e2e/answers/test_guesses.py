@@ -1,8 +1,10 @@
 """Guesses change how many trips a generation takes, and no token, whoever serves it."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from support.attackers.bystander import BEYOND_BYTES, resident_bytes
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import (
     BUNDLED,
@@ -163,3 +165,24 @@ async def test_a_peer_drafts_with_a_model_on_its_device() -> None:
                 # how many guesses travel is decided by times
                 assert on.accepted_tokens <= on.guessed_tokens
                 assert on.trips + on.accepted_tokens == NEW_TOKENS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("draft", [f"{BUNDLED}-draft", BUNDLED])
+async def test_with_a_draft_model_and_full_caches_a_peer_takes_no_more_than_it_may(draft: str) -> None:
+    """Weights, KV caches, work space and the draft's together; the interpreter and its libraries are beside them."""
+    memory_bytes = 600 * 1000 * 1000
+    async with ForkedSwarm() as swarm:
+        peer = await swarm.join("head", "--model", BUNDLED, "--memory", "600MB", "--draft", draft)
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            await generate(client, PROMPT, NEW_TOKENS)
+            most = 0
+            for _ in range(2):
+                prompts = [[one, *range(2, CONTEXT - NEW_TOKENS - 1)] for one in range(2, 26)]
+                asked = [asyncio.create_task(generate(client, prompt, NEW_TOKENS)) for prompt in prompts]
+                waiting = set(asked)
+                while waiting:
+                    _, waiting = await asyncio.wait(waiting, timeout=0.5)
+                    most = max(most, resident_bytes(peer))
+                assert all(len(one.result().token_ids) == NEW_TOKENS for one in asked)
+    assert most < memory_bytes + BEYOND_BYTES
