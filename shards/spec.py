@@ -28,6 +28,10 @@ GUESSES = "guesses"
 MOST_GUESSED_TOKENS = 15
 """Of one decode step: with the token before them 16 rows, which compiled layers take together (decision 0038)."""
 
+GUESS_SOURCES = ("other", "lookup", "table", "prediction", "draft", "grammar")
+"""Where guesses come from: the text so far, tables of earlier generations, what the client predicts, a draft model,
+what a grammar leaves. In messages each is its index, and an index beyond them is another source."""
+
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""
 

@@ -3,7 +3,7 @@
 import statistics
 
 from molink.client.api.assembler import circuit_report
-from molink.client.api.generation import Explanation, Generation, HopTimes
+from molink.client.api.generation import Explanation, Generation, GuessCounts, HopTimes
 from molink.client.epochs.session_log import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 
@@ -17,12 +17,14 @@ class Tracer:
     def record_token(self, token: pb.Token) -> None:
         self._seen.append(tuple(token.timings))
 
-    def explain(self, generation: Generation, log: SessionLog) -> Explanation:
-        """Predicted and measured, hop by hop. Hops of circuits that were left are not counted."""
+    def explain(self, generation: Generation, log: SessionLog, *, speculates: bool) -> Explanation:
+        """Predicted and measured, hop by hop. Hops of circuits that were left are not counted. `speculates`: whether
+        tokens might be guessed."""
         route, circuit = log.route, circuit_report(log)
         decodes = [timings for timings in self._seen[1:] if len(timings) == len(circuit.hops)]
+        why = "" if generation.guessed_tokens else _why_no_guesses(log, speculates=speculates)
         if route is None or not decodes:
-            return Explanation(generation)
+            return Explanation(generation, why_no_guesses=why, guess_sources=_sources(log))
         hops = tuple(
             HopTimes(
                 hop=hop,
@@ -47,4 +49,17 @@ class Tracer:
             log.prefill_s * 1000,
             route.trip_ms,
             route.tokens_per_trip,
+            why,
+            _sources(log),
         )
+
+
+def _sources(log: SessionLog) -> tuple[GuessCounts, ...]:
+    found = [GuessCounts(source, *counts) for source, counts in log.trips.by_source.items()]
+    return tuple(sorted(found, key=lambda one: (-one.accepted_tokens, -one.guessed_tokens)))
+
+
+def _why_no_guesses(log: SessionLog, *, speculates: bool) -> str:
+    if not speculates:
+        return "speculation is off"
+    return log.no_guesses or "none was expected to save time"

@@ -146,6 +146,17 @@ class HopTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class GuessCounts:
+    """Guess counts: how many of a generation's guesses came from one source, and how many of these were right."""
+
+    source: str
+    """"lookup" in the text so far, "table" of the client's earlier generations, "prediction" of the client's, "draft"
+    model, "grammar", or "other"."""
+    guessed_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of where the time of a token goes."""
 
@@ -160,6 +171,10 @@ class Explanation:
     """Once round the circuit, without what guesses add."""
     predicted_tokens_per_trip: float = 1.0
     """That the router expects of the head's guesses; `predicted_tpot_ms` is what is left of a trip for a token."""
+    why_no_guesses: str = ""
+    """Why nothing was guessed, in a few words; empty: something was."""
+    guess_sources: tuple[GuessCounts, ...] = ()
+    """Where guesses came from, as far as the head says so, those first of which most became tokens."""
 
     @property
     def measured_trip_ms(self) -> float:

@@ -344,7 +344,7 @@ class AsyncSwarm:
         tracer = Tracer()
         session.watch = tracer.record_token
         generation = await whole(opened.pieces(session, params, timeout_s))
-        return tracer.explain(generation, session.log)
+        return tracer.explain(generation, session.log, speculates=speculation.wanted)
 
     async def snapshot(self) -> dict[str, object]:
         """Peers, spans, links, circuits in use and whether one can be formed now; JSON-ready."""

@@ -98,7 +98,7 @@ class ClientSession:
                 token = event.token
                 self._tokens.history.append(token.token_id)
                 self.log.record_token(event.at_s, self._circuits.first_token_since_s)
-                self.log.trips.record_token(token.epoch, token.step, token.guessed)
+                self.log.trips.record_token(token.epoch, token.step, token.guessed, token.guess_sources)
                 self._circuits.handle(core.Yielded(), clock())
                 if token.finish != pb.NOT_FINISHED:
                     self.log.standbys = self.standbys.by_hop()
@@ -181,11 +181,7 @@ class ClientSession:
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
         self._run = RunningCircuit(circuit, TokenStream(rules, len(self._tokens.history), len(circuit.links)))
-        if self.log.route is None:
-            self.log.cached_tokens = circuit.position
-        self.log.route = circuit.route
-        self.log.epochs = self._circuits.runs
-        self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
+        self.log.record_circuit(circuit.route, circuit.peers, circuit.position, self._circuits.runs)
         start = start_of(self._template, self._speculation, self._tokens.history, circuit.position)
         for link in circuit.links:
             if link.closed_because is not None:

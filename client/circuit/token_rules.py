@@ -71,6 +71,8 @@ class TokenRules:
             raise HeadAtFault("it ends the generation where it does not end, or goes on behind its end")
         if token.guessed > MOST_GUESSED_TOKENS:
             raise HeadAtFault(f"it says that {token.guessed} tokens were guessed in one step")
+        if len(token.guess_sources) > token.guessed:
+            raise HeadAtFault("it says where more guesses came from than there were")
         self._check_logprobs(token)
         self._check_prompt_logprobs(token)
 

@@ -103,6 +103,8 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "tokens_per_trip": explanation.generation.tokens_per_trip,
         "predicted_tokens_per_trip": explanation.predicted_tokens_per_trip,
         "predicted_trip_ms": explanation.predicted_trip_ms,
+        "why_no_guesses": explanation.why_no_guesses,
+        "guess_sources": [asdict(one) for one in explanation.guess_sources],
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -140,6 +142,14 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             f"{explanation.predicted_tokens_per_trip:.2f} tokens, {explanation.predicted_tpot_ms:.2f} ms",
             markup=False,
         )
+        if explanation.guess_sources:
+            sources = ", ".join(
+                f"{one.source} {one.accepted_tokens} of {one.guessed_tokens}"
+                for one in explanation.guess_sources
+            )
+            out.print(f"Guesses that were right, by source: {sources}", markup=False)
+    elif explanation.why_no_guesses:
+        out.print(f"Nothing was guessed: {plain(explanation.why_no_guesses)}", markup=False)
     kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
     if kept:
         said = ", ".join(map(_copy_of, kept))

@@ -7,8 +7,9 @@ from molink.client.epochs.copy_lag import HopCopy
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import PeerLost, SwarmError
 from molink.dht.records.records import PeerView
+from molink.routing.cost.guesses import why_nothing
 from molink.routing.routes.planner import Route
-from molink.shards.spec import Span
+from molink.shards.spec import GUESS_SOURCES, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,30 @@ class TripCounts:
     """Tokens that travelled as guesses."""
     accepted: int = 0
     """Those of them that became tokens of the generation."""
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of `GUESS_SOURCES`: guessed and accepted, as far as heads say where guesses came from."""
     _latest: tuple[int, int] = (0, -1)
+    _sources: list[str] = field(default_factory=list)
+    """Of the latest step's guesses: those whose tokens have not come."""
 
-    def record_token(self, epoch: int, step: int, guessed: int) -> None:
-        """Records a token that was drawn in that step. `guessed`: with the first of a step, how many guesses it had."""
+    def record_token(self, epoch: int, step: int, guessed: int, sources: bytes = b"") -> None:
+        """Records a token that was drawn in that step. With the first of a step `guessed` says how many guesses it had,
+        and `sources` where they came from, as the index of each."""
         if (epoch, step) == self._latest:
             self.accepted += 1
+            if self._sources:
+                self._count(self._sources.pop(0), accepted=1)
             return
         self._latest = epoch, step
         self.trips += 1
         self.guessed += guessed
+        self._sources = [GUESS_SOURCES[one if one < len(GUESS_SOURCES) else 0] for one in sources]
+        for source in self._sources:
+            self._count(source, guessed=1)
+
+    def _count(self, source: str, guessed: int = 0, accepted: int = 0) -> None:
+        before = self.by_source.get(source, (0, 0))
+        self.by_source[source] = before[0] + guessed, before[1] + accepted
 
 
 @dataclass(slots=True)
@@ -76,6 +91,18 @@ class SessionLog:
     arrived_s: list[float] = field(default_factory=list)
     """When each new token came in, by the loop's clock, however late it is taken."""
     trips: TripCounts = field(default_factory=TripCounts)
+    no_guesses: str = ""
+    """Why nothing can be guessed on the latest circuit; empty: something can."""
+
+    def record_circuit(
+        self, route: Route, peers: Mapping[str, PeerView], held_tokens: int, runs: int
+    ) -> None:
+        """Records that the session begins on that circuit, whose hops all hold so many tokens, as the last of so many
+        circuits."""
+        if self.route is None:
+            self.cached_tokens = held_tokens
+        self.epochs = runs
+        self._record_hops(route, peers)
 
     def record_token(self, at_s: float, started_s: float | None) -> None:
         """Records a token, the first of a circuit that was started then, or a later one."""
@@ -88,9 +115,13 @@ class SessionLog:
 
     def record_move(self, route: Route, peers: Mapping[str, PeerView]) -> None:
         """Records that the session has gone on over that circuit without a pause."""
-        self.route = route
         self.moves += 1
+        self._record_hops(route, peers)
+
+    def _record_hops(self, route: Route, peers: Mapping[str, PeerView]) -> None:
+        self.route = route
         self.names.update({peer_id: view.facts.name for peer_id, view in peers.items()})
+        self.no_guesses = why_nothing([peers[hop.peer_id].facts for hop in route.hops])
 
     def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
         """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""

@@ -23,7 +23,7 @@ from molink.peer.speculation.told_draft import ToldDraft
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
-from molink.shards.spec import GUESSES, ModelSpec
+from molink.shards.spec import GUESS_SOURCES, GUESSES, ModelSpec
 
 MOST_KEPT_TOKENS: Final = 512 * 1024
 """Of all sessions' texts and predictions: some 60 MB."""
@@ -68,12 +68,16 @@ class StepGuesser:
         self.drafter = source if isinstance(source, SessionGuesses) and source.told is not None else None
         """As `Guesser.drafter`."""
         self.travelling: tuple[int, ...] = ()
+        self.latest_sources = b""
+        """Where the guesses of the trip that came back last were from, as the client hears of it."""
 
     def record_trip(self, tokens: Sequence[StepPayload], guessed: int) -> None:
         """As `Guesser.record_trip`."""
         self.source.extend([token_id for one in tokens for token_id in one.token_ids or ()])
         if guessed:
             self.source.record(guessed, len(tokens) - 1)
+            sources = () if self._sources is None else self._sources.sources(guessed)
+            self.latest_sources = bytes([GUESS_SOURCES.index(one) for one in sources])
         self.source.expect(tokens[-1].expected)
         self.travelling = ()
 
@@ -146,9 +150,10 @@ class SessionGuessing:
             session.progress.guesser = AwaitedSequence(position, token_id)
 
     def end(self, session: ServedSession) -> None:
-        """The session has ended here: unless the next epoch is about to keep it, nothing is drafted any more."""
-        if _told_of(session) is not None:
-            asyncio.get_running_loop().call_soon(_close_draft, session)
+        """The session has ended here: unless the next epoch is about to keep who guesses its tokens, nothing is kept
+        for that any more."""
+        if session.progress.guesser is not None:
+            asyncio.get_running_loop().call_soon(_drop_guesser, session)
 
     def ask(self, effect: AskGuesses[ServedSession]) -> None:
         """Has a draft guess for these sessions, which wait for that."""
@@ -170,13 +175,16 @@ class SessionGuessing:
 
     def on_history(self, session: ServedSession, link: Link, history: pb.History) -> None:
         """The client tells a head that the session has moved to what the sequence is, and what to guess from. Told to
-        another, or again, it has no effect.
+        another, or again, it has no effect; nor has what is told to a head as the tail that it is as well, which is a
+        part of the sequence, or ends before the token that the head goes on with.
 
         Raises:
             ProtocolError: it is not the client's to say, or cannot be the session's sequence.
         """
         awaited, plan = session.progress.guesser, session.plan
         if not session.is_head or not isinstance(awaited, AwaitedSequence):
+            return
+        if history.position and session.drawing is not None:
             return
         tokens = history.token_ids
         if session.owner is not link or history.position or len(tokens) > plan.capacity_tokens:
@@ -185,13 +193,14 @@ class SessionGuessing:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {plan.vocabulary}")
         hints = pb.Start(prediction=history.prediction, guess_scope=history.guess_scope)
         check_hints(hints, self._spec)
-        if len(tokens) >= awaited.position:
+        if len(tokens) > awaited.position:
             session.progress.guesser = None
             self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
 
     def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
         if why_no_guesses(session) is not None:
             return
+        session.progress.guesser = None  # that of the epoch before makes room
         source = self.source_of(session, hints)
         if source is not None:
             source.extend(tokens)
@@ -207,9 +216,10 @@ def _told_of(session: ServedSession) -> ToldDraft | None:
     return guesser.drafter.told if isinstance(guesser, StepGuesser) and guesser.drafter is not None else None
 
 
-def _close_draft(session: ServedSession) -> None:
+def _drop_guesser(session: ServedSession) -> None:
     if (told := _told_of(session)) is not None:
         told.close()
+    session.progress.guesser = None
 
 
 class HeadGuesses:
@@ -228,11 +238,12 @@ class HeadGuesses:
         always so many travel, to compare with; None: as many as pay. `announced`: what the peer says of all that."""
         self.announced = announced
         self.draft = draft
-        self._drafted: WeakSet[ServedSession] = WeakSet()
+        self._drafted: WeakSet[SessionGuesses] = WeakSet()
+        """Those of sessions that the small draft model guesses for, in whatever epoch these are."""
         self._fixed = fixed
         self._tables = ClientTables() if tables else None
-        self._read: WeakKeyDictionary[ServedSession, int] = WeakKeyDictionary()
-        """By session that is still there: at most how many tokens are kept to look things up in."""
+        self._read: WeakKeyDictionary[SessionGuesses, int] = WeakKeyDictionary()
+        """Of those that are still there: at most how many tokens are kept to look things up in."""
         self.counts = SourceCounts()
         """Of all sessions, those that have ended too."""
 
@@ -244,18 +255,19 @@ class HeadGuesses:
             return SessionGuesses.of_grammar(
                 plan.stages, drawing=drawing, fixed=self._fixed, totals=self.counts
             )
-        for one in [one for one in self._read if one.ended]:
-            del self._read[one]
         tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
         if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
             return None
-        self._read[session] = tokens
         tables, owner = self._tables, session.owner.peer_id
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         draft = self._draft_of(session)
-        return SessionGuesses(
+        guesses = SessionGuesses(
             table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
+        self._read[guesses] = tokens
+        if isinstance(draft, DraftModel):
+            self._drafted.add(guesses)
+        return guesses
 
     def rest(self, device: str) -> None:
         """The device's memory is to be free: a draft on it is there no more until `wake`. Again has no effect."""
@@ -271,12 +283,16 @@ class HeadGuesses:
         """The draft that guesses for the session; None: there is none, or for so many others that there is no room."""
         if isinstance(self.draft, DraftThread):
             return self.draft.open(session.plan.params, session.plan.seed)
-        for one in [one for one in self._drafted if one.ended]:
-            self._drafted.discard(one)
-        if self.draft is None or len(self._drafted) >= DRAFTED_SESSIONS:
-            return None
-        self._drafted.add(session)
-        return self.draft
+        return None if len(self._drafted) >= DRAFTED_SESSIONS else self.draft
+
+
+def tell_sources(session: ServedSession, token: pb.Token) -> None:
+    """Sets where the guesses of that token's step came from, if it is a step's first one with guesses. To be called at
+    the session's head before a further step of it comes back."""
+    guesser = session.progress.guesser
+    token.ClearField("guess_sources")
+    if token.guessed and isinstance(guesser, StepGuesser):
+        token.guess_sources = guesser.latest_sources[: token.guessed]
 
 
 def check_hints(start: pb.Start, spec: ModelSpec) -> None:

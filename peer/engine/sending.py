@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from molink.peer.engine.guessing import tell_sources
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepFrame, StepInput, StepOutput, StepPayload, row_header, rows_of
@@ -92,6 +93,7 @@ class FrameSender:
         for token in tokens:
             owner = token[0].owner
             token[5].ClearField("expected")  # the head's alone
+            tell_sources(token[0], token[5])
             if owner.closed_because is None:
                 by_client.setdefault(owner, []).append(token[5])
         for owner, messages in by_client.items():

@@ -15,6 +15,7 @@ from molink.peer.hop.engine_turns import EngineTurns
 from molink.peer.hop.frames import HeldFrames, OutgoingFrame, credits_by_hop, frames_of, tokens_by_head
 from molink.peer.hop.head import Head
 from molink.peer.hop.session import (
+    NONE_AWAITED,
     ArrivedRows,
     DrawnToken,
     HopSettings,
@@ -286,7 +287,7 @@ class HopCore(Generic[Session, Payload]):
             progress = session.progress
             if session.ended or trip[0][2] != progress.history_tokens:
                 continue
-            guessed, progress.guesses = progress.guesses, 0
+            guessed, progress.guesses = progress.guesses, NONE_AWAITED
             progress.history_tokens += len(trip)
             delivered += trip
             if progress.guesser is not None:

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import StepWork
@@ -26,6 +26,7 @@ from molink.shards.spec import Span
 Payload = TypeVar("Payload")
 """What a driver has computed of a step, or sent: token ids and hidden rows, or nothing in a simulation."""
 MANY_TOKENS = 2**31
+NONE_AWAITED: Final = -1
 PayloadOf: TypeAlias = Callable[[int, int], Any]
 """The payload of the prompt's tokens from the first of two places to the second."""
 
@@ -119,7 +120,7 @@ class HopProgress:
     guesser: Any = None
     """At the head: what guesses its tokens (`speculation.Guesser`); None: nobody does."""
     guesses: int = 0
-    """At the head: how many guesses the step has that is on its way."""
+    """At the head: how many guesses the step has that is on its way; NONE_AWAITED: none is, and no token may come."""
     told_guesses: tuple[int, Any] = 0, ()
     """At the tail: the latest step of which the head has told guesses, and those, for who draws."""
     moves: bool = False

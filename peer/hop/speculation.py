@@ -86,6 +86,10 @@ def fault_of_trip(trip: Sequence[DrawnToken[Session, Payload]]) -> str | None:
         return "a token came before the whole prompt was sent"
     if (last := position + len(trip) - 1) > progress.history_tokens + progress.guesses:
         return f"a token for position {last} came, which nobody has asked for"
-    if last >= progress.history_tokens and step != progress.next_step - 1:
+    if last < progress.history_tokens:
+        return None  # a repeat
+    if step != progress.next_step - 1:
         return f"a token of step {step} came after step {progress.next_step - 1}"
+    if position != progress.history_tokens:
+        return f"tokens from position {position} on came where those from {progress.history_tokens} on were awaited"
     return None

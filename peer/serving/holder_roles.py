@@ -86,7 +86,7 @@ class HolderRoles:
         for session in self._sessions:
             if session.ended:
                 continue
-            tokens = 0 if session.cache is None else session.cache.length
+            tokens = 0 if session.cache is None else session.cache.certain_tokens
             if tokens < session.plan.prompt_tokens:
                 prompt_tokens += session.plan.prompt_tokens - tokens
             else:
@@ -142,7 +142,7 @@ class HolderRoles:
         are_all_wanted = here.prompt_tokens > 0
         copied = []
         for number, session in enumerate(sessions):
-            tokens = 0 if session.cache is None else session.cache.length
+            tokens = 0 if session.cache is None else session.cache.certain_tokens
             goes = now_s - self._suggested_s.get(session.key, -WITHIN_S) < WITHIN_S
             stays = not are_all_wanted and now_s - self._seen_s[session.key] < STAY_S
             copied.append(
@@ -164,7 +164,7 @@ class HolderRoles:
         )
         for number in going:
             session = sessions[number]
-            tokens = 0 if session.cache is None else session.cache.length
+            tokens = 0 if session.cache is None else session.cache.certain_tokens
             if self._is_copied(session, tokens):
                 self._suggest(session, now_s)
             else:
@@ -231,4 +231,4 @@ class HolderRoles:
 
 
 def _decodes(session: ServedSession) -> bool:
-    return session.cache is not None and session.cache.length >= session.plan.prompt_tokens
+    return session.cache is not None and session.cache.certain_tokens >= session.plan.prompt_tokens

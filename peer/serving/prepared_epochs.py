@@ -24,9 +24,8 @@ from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
+from molink.shards.spec import MOST_GUESSED_TOKENS
 
-LACKING_TOKENS = 1
-"""A standby is ready when its copy lacks no more: they come while the last step goes round."""
 WHOLE_WITHIN_S = 1.0
 """Behind the first rows a copy has to be whole within this time."""
 PREPARED_S = 60.0
@@ -138,13 +137,15 @@ class PreparedEpochs:
             self.forget(plan.key, link.peer_id)
             raise RequestRefused("link", error.reason, peer_id=error.peer_id) from error
         lacking = _lacking_tokens(self._copy(plan.key.session))
-        while lacking > LACKING_TOKENS and clock() < until_s:
+        # what a step brings at most: it comes while the last one goes round
+        most_lacking = 1 + MOST_GUESSED_TOKENS if plan.speculates else 1
+        while lacking > most_lacking and clock() < until_s:
             await asyncio.sleep(LOOK_EVERY_S)
             lacking = _lacking_tokens(self._copy(plan.key.session))
         if self._prepared.get(plan.key.session) is not known:
             raise RequestRefused("epoch", "another epoch has taken the place of this one")
         self._require_cache(link, plan, hop)
-        return pb.Readiness(ready=lacking <= LACKING_TOKENS)
+        return pb.Readiness(ready=lacking <= most_lacking)
 
     def knows(self, key: LeaseKey, asker: str) -> bool:
         """Whether that client has prepared this epoch here, and it has not begun."""

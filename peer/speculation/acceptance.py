@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 from molink.peer.speculation.lookup import RESUMED, STRONGEST
 from molink.peer.speculation.ngram_tables import STRENGTHS_OF_CONTEXT
+from molink.shards.spec import GUESS_SOURCES
 
 GuessKind: TypeAlias = tuple[str, int]
 """Source, and how strong it says that the guess is."""
-LOOKUP, TABLE, PREDICTION, DRAFT, GRAMMAR = "lookup", "table", "prediction", "draft", "grammar"
+_, LOOKUP, TABLE, PREDICTION, DRAFT, GRAMMAR = GUESS_SOURCES
 OVERALL = -1
 """The strength of all guesses of a source together, as long as it is not asked for them."""
 PRIOR_GUESSES = 4

@@ -120,6 +120,11 @@ class DraftCache:
         self.tokens: list[int] = []
         """Those that it holds."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below."""
+        return len(self._model.embedding)
+
     def truncate(self, tokens: int) -> None:
         """Only the first so many are held."""
         del self.tokens[tokens:]
@@ -208,12 +213,16 @@ class DraftChain:
         self._left = MOST_DRAFTED
 
     def guess(self) -> tuple[int, int] | None:
-        """The next token, and how strong a guess it is; None: so many are enough."""
-        if not self._left:
+        """The next token, and how strong a guess it is; None: so many are enough, a token came that the model does not
+        have, or its numbers are broken."""
+        if not self._left or max(self._coming) >= self._cache.vocabulary:
             return None
         self._left -= 1
         logits = self._cache.step(self._coming)
         self._coming = []
+        if not np.isfinite(logits).all():
+            self._left = 0
+            return None
         return first_ranked(self._drawing, logits, self._position, 1)[0]
 
     def follow(self, token: int) -> None:

@@ -267,6 +267,10 @@ class SessionGuesses:
         if isinstance(source := self._lookups.get(GRAMMAR), ExpectedTokens):
             source.expect(token_ids)
 
+    def sources(self, guessed: int) -> Sequence[str]:
+        """Where the first so many of the latest guesses came from."""
+        return self._sources[:guessed]
+
     def record(self, guessed: int, accepted: int) -> None:
         """So many of the latest guesses travelled, and the first so many of these were right."""
         for counts in self._all_counts:

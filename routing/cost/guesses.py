@@ -58,6 +58,15 @@ def guessing_head(facts: PeerFacts, seen: PeerObservation, cost: CostModel) -> G
     return GuessingHead(1 - 1 / tokens, sum(one.guess_ms for one in facts.drafts), kind, seen.trips)
 
 
+def why_nothing(circuit: Sequence[PeerFacts]) -> str:
+    """Why nothing can be guessed on a circuit of these peers, in order, in a few words; empty: something can."""
+    for facts in circuit:
+        if GUESSES not in facts.sampling_abilities:
+            return f"{facts.name or facts.peer_id[-8:]} takes no guesses"
+    head = circuit[0]
+    return "" if head.drafts else f"the head, {head.name or head.peer_id[-8:]}, guesses nothing"
+
+
 def best_guesses(head: GuessingHead, trip_ms: Callable[[int], float]) -> tuple[int, float]:
     """With how many guesses a token takes least, and how many milliseconds, where a trip with so many takes `trip_ms`
     without the guessing."""

@@ -24,7 +24,11 @@ class AcceptedRows:
         for row in rows:
             stop = first + row.count
             if row.guesses and any(layout.states for layout in row.cache.layouts):
-                self._inputs[row.cache] = row.token_ids, None if hidden is None else hidden[first:stop]
+                # a view would keep what others of the step were computed from, a prompt's rows maybe
+                self._inputs[row.cache] = (
+                    row.token_ids,
+                    None if hidden is None else hidden[first:stop].clone(),
+                )
             first = stop
 
     def until(self, cache: SequenceCache, length: int) -> tuple[Rows, Tensor | None] | None:

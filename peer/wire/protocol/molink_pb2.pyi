@@ -685,6 +685,7 @@ class Token(_message.Message):
     GUESSED_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GUESS_SOURCES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -698,6 +699,11 @@ class Token(_message.Message):
     prompt_logprobs: _builtins.bytes
     """it where that is little choice, at most 15 ids
     with the first token behind the prompt, if they were asked for: of the
+    """
+    guess_sources: _builtins.bytes
+    """prompt's tokens from the second one on, little-endian: float32 of each, then
+    uint32 ids of the likeliest of each, then float32 of these
+    a head to the client, with the first token of a step: where each of its guesses
     """
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
@@ -724,10 +730,11 @@ class Token(_message.Message):
         guessed: _builtins.int = ...,
         expected: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs: _builtins.bytes = ...,
+        guess_sources: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "expected", b"expected", "finish", b"finish", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "epoch", b"epoch", "expected", b"expected", "finish", b"finish", "guess_sources", b"guess_sources", "guessed", b"guessed", "logprob", b"logprob", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "session", b"session", "step", b"step", "timings", b"timings", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

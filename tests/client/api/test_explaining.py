@@ -3,13 +3,21 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
+from support.swarms.swarm_examples import facts_of
 
-from molink.client.api.generation import CircuitReport, Explanation, Generation, Hop, HopTimes
+from molink.client.api.explain import Tracer
+from molink.client.api.generation import CircuitReport, Explanation, Generation, GuessCounts, Hop, HopTimes
 from molink.client.commands.presentation import explanation_json, print_explanation, summary
+from molink.client.epochs.session_log import SessionLog
+from molink.dht.identity.identity import Identity
+from molink.dht.records.records import LOOKUP, AnnouncedDraft
 from molink.routing import Term
+from molink.routing.cost.guesses import why_nothing
+from molink.shards.spec import GUESSES
 
 HOPS = (Hop("12D3KooWattic", 0, 1, "attic"), Hop("12D3KooWcellar", 1, 3, "cellar[red]"))
 TERMS = (
@@ -105,5 +113,40 @@ def test_what_a_trip_brought_is_said_where_something_was_guessed(explanation: Ex
     assert "A trip brought 2.40 tokens, so a token took" in shown(guessed)
     assert "ms: 7 of 9 guesses were right" in shown(guessed)
     assert "A trip: predicted" in shown(guessed)
+    assert "by source" not in shown(guessed)
+    sources = (GuessCounts("draft", 5, 4), GuessCounts("lookup", 4, 3))
+    by_source = replace(guessed, guess_sources=sources)
+    assert "Guesses that were right, by source: draft 4 of 5, lookup 3 of 4\n" in shown(by_source)
+    said: Any = explanation_json("x", "molink/example", by_source)["guess_sources"]
+    assert said[0] == {"source": "draft", "guessed_tokens": 5, "accepted_tokens": 4}
     assert explanation_json("x", "molink/example", guessed)["tokens_per_trip"] == 2.4
     assert "12 tokens in 5 trips over 2 hops" in summary(generation)
+
+
+def test_why_nothing_was_guessed_is_said_where_nothing_was(explanation: Explanation) -> None:
+    assert "Nothing was guessed" not in shown(explanation)
+    why = replace(explanation, why_no_guesses="attic[red] takes no guesses")
+    assert "Nothing was guessed: attic[red] takes no guesses\n" in shown(why)
+    assert explanation_json("x", "molink/example", why)["why_no_guesses"] == why.why_no_guesses
+
+
+def test_the_reason_is_a_hop_that_takes_none_a_head_that_makes_none_or_that_none_paid() -> None:
+    facts = facts_of(Identity.generate())
+    able = replace(facts, sampling_abilities=(GUESSES,), drafts=(AnnouncedDraft(LOOKUP),))
+    assert why_nothing([able, replace(able, drafts=())]) == ""
+    assert why_nothing([replace(able, drafts=(), name="attic"), able]) == "the head, attic, guesses nothing"
+    assert (
+        why_nothing([able, replace(able, sampling_abilities=(), name="cellar")]) == "cellar takes no guesses"
+    )
+    generation, log = Generation("a", (1, 2), 3, "length", 0.5, 0.02, CircuitReport(HOPS, 12.5)), SessionLog()
+    told = [
+        Tracer().explain(one, log, speculates=speculates).why_no_guesses
+        for one, speculates in (
+            (generation, False),
+            (generation, True),
+            (replace(generation, guessed_tokens=2), True),
+        )
+    ]
+    assert told == ["speculation is off", "none was expected to save time", ""]
+    log.no_guesses = "cellar takes no guesses"
+    assert Tracer().explain(generation, log, speculates=True).why_no_guesses == log.no_guesses

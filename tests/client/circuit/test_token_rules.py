@@ -62,6 +62,7 @@ def test_a_stop_token_ends_it_and_so_do_scores_that_were_asked_for() -> None:
         token(token_id=2**32 - 1),
         token(finish=pb.LENGTH),
         token(guessed=MOST_GUESSED_TOKENS + 1),
+        token(guessed=1, guess_sources=b"\1\1"),
         token(finish=pb.STOP),
         token(token_id=1),
         token(finish=7),

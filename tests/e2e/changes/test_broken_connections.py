@@ -1,5 +1,5 @@
 """Connections between peers, and to their clients, break again and again: the tokens are the same, in one epoch, and no
-row is computed twice."""
+row is computed twice, with guesses that are right and wrong."""
 
 import asyncio
 import random
@@ -11,8 +11,17 @@ from contextlib import asynccontextmanager
 import pytest
 from support.links.cutting_proxy import CuttingProxy
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder, circuit_of, free_ports, generate
+from support.swarms.live_swarms import (
+    BUNDLED,
+    References,
+    bundled_folder,
+    circuit_of,
+    free_ports,
+    generate,
+    mostly_right,
+)
 
+from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 from molink.peer.wire.link.link import RESUME_WAIT_S
@@ -69,8 +78,9 @@ async def test_generations_go_on_as_if_nothing_had_broken(
     anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(3)
-    ports = free_ports(len(THIRDS))
-    made = []
+    ports, folder = free_ports(len(THIRDS)), bundled_folder()
+    made: list[Generation] = []
+    prompts, expected = [], []
     async with CuttingProxy() as proxy:
         monkeypatch.setenv("MOLINK_HTTP_PROXY", proxy.url)
         async with thirds(metrics_ports=ports) as (_, client):
@@ -83,21 +93,22 @@ async def test_generations_go_on_as_if_nothing_had_broken(
                     cuts += proxy.cut() > 0
 
             while len(made) < GENERATIONS or cuts < CUTS:
+                prompts.append(references.ids(folder, numbered(len(made))))
+                expected.append(references.greedy(folder, prompts[-1], NEW_TOKENS))
+                predicted = mostly_right(expected[-1], wrong_every=5)
                 cutting = asyncio.create_task(cut())
                 try:
-                    made.append(await generate(client, numbered(len(made)), NEW_TOKENS))
+                    made.append(await generate(client, numbered(len(made)), NEW_TOKENS, prediction=predicted))
                 finally:
                     cutting.cancel()
                     await asyncio.gather(cutting, return_exceptions=True)
-            folder = bundled_folder()
-            prompts = [references.ids(folder, numbered(number)) for number in range(len(made))]
-            expected = [references.greedy(folder, prompt, NEW_TOKENS) for prompt in prompts]
             # the last token of each generation is drawn and never stepped; guesses that were wrong are
             rows = sum(len(prompt) + len(new) - 1 for prompt, new in zip(prompts, expected, strict=True))
             rows += sum(one.guessed_tokens - one.accepted_tokens for one in made)
             counted = await rows_once_counted(ports, rows)
     assert [(one.token_ids, one.epochs) for one in made] == [(new, 1) for new in expected]
     assert counted == [rows] * len(ports)
+    assert all(0 < one.accepted_tokens < one.guessed_tokens for one in made)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

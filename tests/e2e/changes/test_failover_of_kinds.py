@@ -10,7 +10,7 @@ import pytest
 from support.chaos.losses import lose_in_decode, lose_in_prompt
 from support.models.tiny_models import LAYERS, VOCABULARY, make_tiny_model
 from support.swarms.forked_peers import ForkedSwarm, fork_peer
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder, mostly_right
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
 
 RANKED_PEER = Path(__file__).parents[2] / "support" / "devices" / "ranked_peer.py"
 PROMPT_TOKENS = 90
-NEW_TOKENS = 500
+NEW_TOKENS, GUESSED_TOKENS = 500, 900
 SEEDS = 40
 KINDS = {
     "keys and values": "llama",
@@ -57,7 +57,7 @@ class Halves:
 
     async def check(self, at: int, references: References) -> None:
         """Each loss costs no token, and who was lost comes back."""
-        prompt, expected = self._long_one(references)
+        prompt, expected = self._long_one(references, NEW_TOKENS)
         for lose in (lose_in_decode, lose_in_prompt):
             async with AsyncSwarm(self.model, initial_peers=self.swarm.addresses) as client:
                 generation, victim = await lose(client, self.swarm, at, prompt, NEW_TOKENS)
@@ -65,13 +65,25 @@ class Halves:
             assert generation.token_ids == expected
             assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]
 
-    def _long_one(self, references: References) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    async def check_with_guesses(self, at: int, references: References) -> None:
+        """Nor does a loss with guesses on their way, of which every second one is wrong."""
+        prompt, expected = self._long_one(references, GUESSED_TOKENS)
+        predicted = mostly_right(expected, wrong_every=2)
+        async with AsyncSwarm(self.model, initial_peers=self.swarm.addresses) as client:
+            generation, victim = await lose_in_decode(
+                client, self.swarm, at, prompt, GUESSED_TOKENS, speculation="auto", prediction=predicted
+            )
+        await self._join(victim.name)
+        assert generation.token_ids == expected
+        assert 0 < generation.accepted_tokens < generation.guessed_tokens
+
+    def _long_one(self, references: References, new_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A prompt, and the tokens that follow: the model does not stop before the last."""
         for seed in range(SEEDS):
             drawn = random.Random(seed)
             prompt = tuple(drawn.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS))
-            tokens = references.greedy(self.folder, prompt, NEW_TOKENS)
-            if len(tokens) == NEW_TOKENS:
+            tokens = references.greedy(self.folder, prompt, new_tokens)
+            if len(tokens) == new_tokens:
                 return prompt, tokens
         raise AssertionError("this model stops early, whatever it is given")
 
@@ -91,6 +103,19 @@ async def test_the_loss_of_a_hop_in_prompt_or_decode_changes_no_token(
         await halves.open()
         for at in (0, 1):
             await halves.check(at, references)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nor_does_it_with_guesses_on_their_way(
+    kind: str, tmp_path: Path, references: References
+) -> None:
+    folder = make_tiny_model(KINDS[kind], tmp_path)
+    async with ForkedSwarm() as swarm:
+        halves = Halves(swarm, str(folder), folder, LAYERS)
+        await halves.open()
+        for at in (0, 1):
+            await halves.check_with_guesses(at, references)
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,5 @@
-"""A peer dies in mid-generation: with spare memory the stream goes on, without it the client hears why. No hang."""
+"""A peer dies in mid-generation, in which guesses are right and wrong: with spare memory the stream goes on, without it
+the client hears why. No hang."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,7 +8,14 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
+from support.swarms.live_swarms import (
+    BUNDLED,
+    References,
+    bundled_folder,
+    circuit_of,
+    generate,
+    mostly_right,
+)
 
 from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
@@ -17,7 +25,7 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
-NEW_TOKENS = 60
+NEW_TOKENS = 120
 STRUCK_AFTER = 12
 """Tokens that the client has when the peer dies."""
 HEARD_WITHIN_S = 10.0
@@ -77,13 +85,20 @@ class Struck:
 
 
 async def strike_while_streaming(
-    client: AsyncSwarm, swarm: LocalSwarm, place: str, strike: Strike, struck: Struck
+    client: AsyncSwarm,
+    swarm: LocalSwarm,
+    place: str,
+    strike: Strike,
+    struck: Struck,
+    references: References,
 ) -> None:
-    """Streams PROMPT's continuation through the three thirds and strikes the one at `place`.
+    """Streams PROMPT's continuation, which is mostly predicted, through the three thirds and strikes the one at
+    `place`.
 
     From then on each further piece, or the error, has to come within HEARD_WITHIN_S of the one before.
     """
-    pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS)
+    predicted = mostly_right(expected(references))
+    pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, prediction=predicted)
     try:
         while struck.generation is None:
             async with asyncio.timeout(HEARD_WITHIN_S if struck.victim else STARTED_WITHIN_S):
@@ -126,12 +141,14 @@ async def check_that_it_goes_on(
         await strike(victim)
 
     narrow.__enter__()
-    await strike_while_streaming(client, swarm, place, open_and_strike, struck)
+    await strike_while_streaming(client, swarm, place, open_and_strike, struck, references)
     generation = struck.generation
     assert generation is not None
     assert tuple(struck.tokens) == generation.token_ids == expected(references)
     assert generation.epochs == 2
     assert struck.victim not in [hop.peer_id for hop in generation.circuit.hops]
+    assert 0 < generation.accepted_tokens < generation.guessed_tokens
+    assert generation.trips + generation.accepted_tokens == len(struck.tokens)
 
 
 async def check_that_it_fails(
@@ -148,7 +165,7 @@ async def check_that_it_fails(
 
     with circuit_of(client, await thirds_of(swarm)):
         with pytest.raises((PeerLost, NoCircuit)) as caught:
-            await strike_while_streaming(client, swarm, place, note_and_strike, struck)
+            await strike_while_streaming(client, swarm, place, note_and_strike, struck, references)
         assert clock() - struck_s < HEARD_WITHIN_S
     assert struck.victim in str(caught.value)
     assert tuple(struck.tokens) == expected(references)[: len(struck.tokens)]

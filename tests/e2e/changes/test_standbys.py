@@ -14,7 +14,7 @@ from support.chaos.losses import (
     span_of,
 )
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder, mostly_right
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
@@ -52,14 +52,18 @@ async def quarters(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
 
 
 async def check_that_the_standby_goes_on(
-    swarm: LocalSwarm, at: int, new_tokens: int, references: References
+    swarm: LocalSwarm, at: int, new_tokens: int, references: References, *, guesses: bool = False
 ) -> None:
     folder = bundled_folder()
     prompt = (references.ids(folder, PROMPT) * 6)[:100]
+    expected = references.greedy(folder, prompt, new_tokens)
+    predicted = {"speculation": "auto", "prediction": mostly_right(expected, wrong_every=2)}
     async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-        generation, victim = await lose_in_decode(client, swarm, at, prompt, new_tokens)
+        asked = lose_in_decode(client, swarm, at, prompt, new_tokens, **(predicted if guesses else {}))
+        generation, victim = await asked
     await swarm.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
-    assert generation.token_ids == references.greedy(folder, prompt, new_tokens)
+    assert generation.token_ids == expected
+    assert (0 < generation.accepted_tokens < generation.guessed_tokens) == guesses
     assert generation.epochs >= 2, "on a busy machine it may have gone over to a better circuit besides"
     recovery = recovery_from(generation, victim)
     assert recovery.by_standby
@@ -72,6 +76,14 @@ async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
     at: int, halves: LocalSwarm, references: References
 ) -> None:
     await check_that_the_standby_goes_on(halves, at, NEW_TOKENS, references)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", [0, 1], ids=["head", "tail"])
+async def test_so_it_does_with_guesses_on_their_way_of_which_every_second_is_wrong(
+    at: int, halves: LocalSwarm, references: References
+) -> None:
+    await check_that_the_standby_goes_on(halves, at, 4 * NEW_TOKENS, references, guesses=True)
 
 
 @pytest.mark.full

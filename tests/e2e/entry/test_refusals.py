@@ -1,5 +1,7 @@
 """Bad input ends in one clear sentence, and the swarm serves on."""
 
+import hashlib
+import shutil
 import socket
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from support.swarms.live_swarms import BUNDLED, Ended, References, check_that_it
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmUnavailable
 from molink.client.local.local_swarm import LocalSwarm
+from molink.shards.checkpoint.catalog import resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
@@ -44,6 +47,9 @@ async def join_that_fails(tmp_path: Path, *options: str) -> Ended:
         ("a", {"temperature": -1.0}, "temperature"),
         ("a", {"max_new_tokens": 0}, "max_new_tokens"),
         ("a", {"top_p": 2.0}, "top_p"),
+        ("a", {"speculation": "on"}, "speculation must be auto or off"),
+        ("a", {"prediction": "a" * 65_537}, "65536"),
+        ("a", {"prediction": [99999]}, "token ids"),
         (None, {}, "text or token ids"),
         ([1.5], {}, "text or token ids"),
         ("a", {"timeout_s": -1.0}, "timeout_s"),
@@ -52,7 +58,7 @@ async def join_that_fails(tmp_path: Path, *options: str) -> Ended:
 )
 async def test_a_request_that_no_swarm_can_serve_is_refused_with_a_sentence(
     prompt: object,
-    options: dict[str, float],
+    options: dict[str, object],
     words: str,
     wide_client: AsyncSwarm,
     references: References,
@@ -76,6 +82,12 @@ async def test_a_model_in_other_numbers_than_are_served_is_named_with_both(wide_
             await asked.generate("a", timeout_s=0)
 
 
+async def test_a_swarm_that_is_to_guess_otherwise_than_it_can_is_not_opened(wide_swarm: LocalSwarm) -> None:
+    with pytest.raises(InvalidRequest, match="speculation must be auto or off, got 'on'"):
+        async with AsyncSwarm(BUNDLED, initial_peers=wide_swarm.addresses, speculation="on"):
+            pass
+
+
 async def test_a_model_that_nobody_serves_is_not_found(wide_swarm: LocalSwarm) -> None:
     with pytest.raises(ModelNotFound, match=r"nobody/nothing.*serves molink/tiny-shakespeare"):
         async with AsyncSwarm("nobody/nothing", initial_peers=wide_swarm.addresses):
@@ -92,6 +104,34 @@ async def test_an_initial_peer_that_does_not_answer_is_named() -> None:
 async def test_a_peer_whose_initial_peers_do_not_answer_says_so(tmp_path: Path) -> None:
     ended = await join_that_fails(tmp_path, "--model", BUNDLED, "--initial-peers", NOBODY)
     check_one_line(ended, "none of the initial peers answered", NOBODY, "--new-swarm")
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("another tokenizer", ("another tokenizer", "{own}", "{wanted}")),
+        *[
+            pytest.param(draft, words, marks=pytest.mark.full)
+            for draft, words in (
+                ("somebody/draft", ("somebody/draft", "neither bundled nor a directory")),
+                (BUNDLED, ("at most half of --memory", "bytes are missing")),
+            )
+        ],
+    ],
+)
+async def test_a_draft_that_cannot_guess_is_refused_with_a_sentence(
+    draft: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    served, hashes = resolve(BUNDLED), dict[str, str]()
+    if draft == "another tokenizer":
+        draft = str(shutil.copytree(resolve(f"{BUNDLED}-draft"), tmp_path / "draft"))
+        (tmp_path / "draft" / "tokenizer.json").write_text("{}")
+        for whose, folder in (("own", Path(draft)), ("wanted", served)):
+            hashes[whose] = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()[:16]
+    ended = await join_that_fails(
+        tmp_path, "--model", BUNDLED, "--new-swarm", "--memory", "60MB", "--draft", draft
+    )
+    check_one_line(ended, "--draft", *(word.format(**hashes) for word in words))
 
 
 @pytest.mark.parametrize("option", ["--port", pytest.param("--grpc-port", marks=pytest.mark.full)])

@@ -1,12 +1,14 @@
 """A peer that leaves in mid-generation hands its session over: no token changes, and nothing is lost."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from support.chaos.losses import know_all
 from support.swarms.forked_peers import ForkedSwarm
-from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder, mostly_right
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
@@ -15,25 +17,47 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 200
-"""The peer leaves behind some 30 tokens and has gone behind some 100. Guesses might end it before."""
+"""The peer leaves behind some 30 tokens and has gone behind some 100. With guesses four times as many are asked for."""
 TOKENS_LATER = 20
 HEARD_WITHIN_S = 60.0
 
 
-@pytest.mark.parametrize("at", [0, pytest.param(1, marks=pytest.mark.full)], ids=["head", "tail"])
+HALVES, WHOLE = (0, 6, 12), (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "at", "guesses"),
+    [
+        (HALVES, 0, False),
+        *[
+            pytest.param(cuts, at, guesses, marks=pytest.mark.full)
+            for cuts, at, guesses in (
+                (HALVES, 1, False),
+                (HALVES, 0, True),
+                (HALVES, 1, True),
+                (WHOLE, 0, True),
+            )
+        ],
+    ],
+)
 async def test_a_peer_that_leaves_hands_its_session_over_and_goes_when_it_has(
-    anyio_backend: str, at: int, references: References
+    anyio_backend: str, cuts: Sequence[int], at: int, guesses: bool, references: References
 ) -> None:
-    folder = bundled_folder()
+    """With guesses of which every second one is wrong, too."""
+    folder, new_tokens, asked = bundled_folder(), NEW_TOKENS, dict[str, Any](speculation="off")
+    if guesses:
+        new_tokens = 4 * NEW_TOKENS
+        expected = references.greedy(folder, references.ids(folder, PROMPT), new_tokens)
+        asked = {"prediction": mostly_right(expected, wrong_every=2)}
     async with ForkedSwarm() as swarm:
-        for start, stop in pairwise((0, 6, 12)):
+        for start, stop in pairwise(cuts):
             for one in "ab":
                 await swarm.join(f"{start}-{one}", "--model", BUNDLED, "--layers", f"{start}:{stop}")
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
             await know_all(client, swarm)
             tokens = leave_at = 0
             left: asyncio.Task[int] | None = None
-            pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, speculation="off")
+            pieces = client.stream_events(PROMPT, max_new_tokens=new_tokens, **asked)
             while True:
                 async with asyncio.timeout(HEARD_WITHIN_S):
                     piece = await anext(pieces)
@@ -52,7 +76,8 @@ async def test_a_peer_that_leaves_hands_its_session_over_and_goes_when_it_has(
             generation = piece.generation
             assert left is not None, "the generation was over before its copies had begun"
             assert await left == 0
-    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), new_tokens)
+    assert (0 < generation.accepted_tokens < generation.guessed_tokens) == guesses
     assert (generation.epochs, generation.recoveries) == (1, ())
     assert session.log.moves == 1
     assert session.log.losses == []

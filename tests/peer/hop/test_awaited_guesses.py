@@ -103,6 +103,17 @@ def test_a_session_that_ends_while_it_waits_leaves_nothing(circuit: Sequence[tup
     assert core.is_empty
 
 
+def test_a_tail_that_goes_on_while_the_next_step_waits_is_named() -> None:
+    """Hops hold nothing of what it makes up: the next step would begin behind their ends."""
+    core, (session, _), _ = begun(THREE, 2)
+    again = core.handle(events.TokensReturned("tail", [(session, 0, 5, False, None, None)]), 0.1)
+    assert not [one for one in again if isinstance(one, events.FailSession | events.DeliverTokens)]
+    effects = core.handle(events.TokensReturned("tail", [(session, 0, 6, False, None, None)]), 0.2)
+    (failed,) = [one for one in effects if isinstance(one, events.FailSession)]
+    assert (failed.session, failed.peer_id, failed.code) == (session, "tail", "protocol")
+    assert not [one for one in effects if isinstance(one, events.DeliverTokens)]
+
+
 def test_a_session_that_moves_while_it_waits_has_a_last_step_without_guesses() -> None:
     core, (session, _), _ = begun(THREE, 2)
     core.handle(events.MoveAsked(session), 0.1)

@@ -79,6 +79,7 @@ async def go_on_with_standby(
             ("llama", 1, None), ("mistral", 0, None), ("mistral", 1, None), ("gemma2", 0, None),
             ("gemma2", 1, None),
             ("qwen3_next", 0, None), ("llama", 0, Oracle), ("mistral", 1, LastWrong), ("gemma2", 0, LastWrong),
+            ("qwen3_next", 0, LastWrong), ("qwen3_next", 1, LastWrong), ("falcon_alibi", 1, LastWrong),
         ],
     ),
 )  # fmt: skip

@@ -203,6 +203,49 @@ async def test_another_head_guesses_on_once_the_client_has_told_it_the_sequence(
         await end(circuit, descriptor)
 
 
+@asynchronous
+async def test_a_peer_that_takes_all_layers_over_hears_what_it_draws_by_and_what_it_guesses_from(
+    model: LocalModel,
+) -> None:
+    """It is the tail, whose draws depend on the tokens before, and the head. Each step brings two tokens, so that what
+    was sent of the copy is always behind."""
+    head = GuessingHead(LastWrong, [], most=2)
+    async with copied_circuit(model, (), guesses=head) as circuit:
+        circuit.circuit.sampling = pb.Sampling(repetition_penalty=1.3)
+        circuit.circuit.speculates = False
+        (expected,) = await circuit.circuit.generate([PROMPT], 2 * GUESSED_TOKENS)
+        circuit.circuit.speculates, head.sequences = True, [[*PROMPT, *expected]] * 2
+        descriptor = await begun(circuit, 1, 2 * GUESSED_TOKENS)
+        upcoming, links, _ = next_epoch(circuit, descriptor, [0])
+        told = pb.Reserve(descriptor=descriptor, hop=0, hand_over=True)
+        await ask(circuit.circuit.links[0], pb.Request(reserve=told))
+        for response in await prepare(links, upcoming):
+            assert response.readiness.ready, response
+        key = {"session": descriptor.session, "epoch": 2}
+        assert circuit.circuit.links[0].post(move(descriptor, upcoming))
+        tokens: list[pb.Token] = []
+        is_told = False
+        while not tokens or tokens[-1].position < len(PROMPT) + 2 * GUESSED_TOKENS - 1:
+            new = await taken(circuit, 1)
+            tokens += new
+            if new[0].epoch == 1:  # the tail has not drawn it; it may have begun by then
+                known = 0 if not is_told else new[0].position
+                history = pb.History(
+                    **key, position=known, token_ids=head.sequences[0][known : new[-1].position + 1]
+                )
+                assert links[0].post(history)
+                is_told = True
+            elif len(head.starts) == 1:
+                assert links[0].post(
+                    pb.History(**key, token_ids=head.sequences[0][: new[-1].position + 1], guess_scope=b"ada")
+                )
+            assert links[0].closed_because is None
+        assert [token.token_id for token in tokens] == expected[-len(tokens) :]
+        assert bytes(head.starts[1].guess_scope) == b"ada"
+        assert any(token.guessed for token in tokens if token.epoch == 2)
+        await end(circuit, descriptor)
+
+
 WRONG = [
     pb.History(position=1, token_ids=PROMPT),
     pb.History(token_ids=[*PROMPT, 10**6]),

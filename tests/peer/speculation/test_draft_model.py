@@ -129,6 +129,34 @@ def test_of_a_long_prompt_the_end_is_seen_and_a_sequence_without_end_goes_on() -
         assert lookup.begin().guess() is not None
 
 
+DRAWINGS = [None, DraftDrawing.of(SamplingParams(temperature=0.8, top_p=0.9), 3)]
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=["greedy", "drawn"])
+def test_behind_a_token_that_it_does_not_have_nothing_is_guessed(drawing: DraftDrawing | None) -> None:
+    """The model that is served may have more tokens, and a prompt or a prediction any of them."""
+    lookup = DraftLookup(MODEL, drawing)
+    lookup.begin_with([1, 2, VOCABULARY])
+    assert lookup.begin().guess() is None
+    lookup.extend([3])
+    assert lookup.begin().guess() is None
+    other = DraftLookup(MODEL, drawing)
+    other.begin_with([1, 2, 3])
+    chain = other.begin()
+    assert chain.guess() is not None
+    chain.follow(VOCABULARY + 7)
+    assert chain.guess() is None
+    other.extend([4])
+    assert other.begin().guess() is not None
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=["greedy", "drawn"])
+def test_where_its_numbers_are_broken_nothing_is_guessed(drawing: DraftDrawing | None) -> None:
+    broken = DraftLookup(replace(MODEL, norm=np.full_like(MODEL.norm, np.nan)), drawing)
+    broken.begin_with([1, 2, 3])
+    assert broken.begin().guess() is None
+
+
 def test_it_says_what_it_takes() -> None:
     weights = sum(parameter.numel() for parameter in REFERENCE.parameters())
     assert MODEL.size_bytes == 4 * weights

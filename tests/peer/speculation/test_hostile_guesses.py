@@ -173,6 +173,8 @@ TAILS: dict[str, list[tuple[int, int]]] = {
     "behind one that was guessed for another place": [(6, 22), (7, 23)],
     "more than there were guesses": [(6, 21), (7, 22), (8, 23), (9, 24), (10, 25), (11, 26)],
     "ahead of all that was asked": [(12, 21)],
+    "behind a gap": [(8, 23)],
+    "from one on that it has sent": [(5, 20), (6, 21)],
     "beyond the vocabulary": [(6, 21), (7, 2**31)],
     "and expects more than may be guessed": [(6, 30)],
 }

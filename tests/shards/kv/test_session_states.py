@@ -12,6 +12,7 @@ from support.pairwise import usually
 from transformers import CONFIG_MAPPING
 
 from molink.shards.batching import rows
+from molink.shards.batching.accepted_rows import AcceptedRows
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint.store import describe
 from molink.shards.kv.extents import PoolFull
@@ -179,6 +180,21 @@ def test_of_a_step_with_guesses_what_was_accepted_is_computed_again(
         engine.begin_behind(cache, at)
         assert cache.length == at
     engine.pool.check_integrity()
+
+
+def test_of_a_step_with_guesses_no_rows_of_other_sessions_are_kept(engine: Engine) -> None:
+    """A step may have a prompt beside it."""
+    cache, accepted = engine.new_cache(WHOLE, 64), AcceptedRows()
+    feed(engine, cache, PROMPT[:4])
+    row = Rows(cache, 3, PROMPT[4:7], logit_rows=3)
+    engine.step(WHOLE, [row], None)
+    hidden = torch.arange(512.0 * 8).reshape(512, 8)
+    accepted.keep([Rows(cache, 509, None, logit_rows=0), row], hidden)
+    again = accepted.until(cache, cache.length - 1)
+    assert again is not None
+    assert again[1] is not None
+    assert torch.equal(again[1], hidden[509:511])
+    assert again[1].untyped_storage().nbytes() == 3 * 8 * 4
 
 
 def test_a_session_with_states_goes_back_to_its_beginning(engine: Engine) -> None:

@@ -54,9 +54,12 @@ class NeverRight(Oracle):
 
 @dataclass
 class Chance(Oracle):
-    """So many guesses as chance will have it, each right with three chances in four."""
+    """So many guesses as chance will have it, each right with three chances in four; otherwise for each sequence."""
 
-    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(str([*self.sequence]))
 
     def propose(self, most: int, _: TripLoad) -> tuple[int, ...]:
         guesses = self.coming(self.chance.randint(0, most))
