@@ -10,10 +10,17 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
 
-@pytest.fixture(scope="session", autouse=True)
-async def _one_loop(anyio_backend: str) -> None:
+@pytest.fixture(scope="session")
+async def one_loop(anyio_backend: str) -> None:
     """Keeps the loop open to the end. Without a fixture that lasts, anyio closes it behind each test, and what gRPC
     still had to tell it of calls that were given up fails the next test, whose loop is told."""
+
+
+@pytest.fixture(autouse=True)
+def _on_one_loop(request: pytest.FixtureRequest) -> None:
+    """Not so a state machine's case: Hypothesis runs it, and takes no parameter of anyio's."""
+    if request.node.get_closest_marker("anyio") is not None:
+        request.getfixturevalue("one_loop")
 
 
 @pytest.fixture(scope="session")
