@@ -6,7 +6,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-attacks test-shards test-units test-engines test-decisions test-discovery test-check test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
+# Of `test`.
+PARTS := test-e2e test-attacks test-units test-engines test-shards test-discovery test-decisions test-check
+
+.PHONY: demo test $(PARTS) test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 # Made once for all parts of `test`: a link that one of them makes anew is missing to the others for a moment.
 setup: $(if $(IS_SET_UP),,$(VENV)/.linked)
@@ -41,54 +44,12 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Four parts at a time on two cores: real peers wait for longer than they compute, and others compute meanwhile. More
-# would save nothing, since both cores are busy, and have real peers wait for a turn. The system shares the cores by
-# niceness: first real peers and those that are attacked, then the long parts, and the short ones take the time that they
-# leave. Decisions have a process of their own, in which no thread of a peer runs beside them and no torch is loaded.
-# `test-units` runs whatever the other parts leave. Each line says whose it is.
+# What its parts are and how they share two cores is said in tests/parts.
 test: setup
-	@$(MAKE) --no-print-directory -k -j4 IS_SET_UP=yes $(PARTS)
+	@$(BIN)/python tests/parts
 
-PEERS := tests/e2e
-ATTACKED := tests/attack tests/dht/node tests/simnet/emulate
-SHARDS := tests/shards
-ENGINES := $(addprefix tests/peer/,engine hop ranks redundancy serving speculation)
-# Of simnet, what loads torch.
-COMPUTED := tests/simnet/emulate tests/simnet/papers/test_guessing_variants.py tests/simnet/serve/test_speculation.py
-DECISIONS := tests/routing tests/simnet
-DISCOVERY := tests/dht tests/attack tests/client $(COMPUTED)
-PARTS := test-e2e test-attacks test-units test-engines test-discovery test-shards test-decisions test-check
-USUAL := not full and not attack and not fuzz and not chaos and not triton
-PYTEST := $(BIN)/python -m pytest
-BESIDE := nice -n 5 $(PYTEST)
-LAST := nice -n 10
-$(PARTS): SHELL := bash
-$(PARTS): .SHELLFLAGS := -o pipefail -c
-
-test-e2e: setup
-	@$(PYTEST) -m 'e2e and $(USUAL)' $(PEERS) 2>&1 | sed -u 's/^/peers     | /'
-
-test-attacks: setup
-	@$(PYTEST) -m 'e2e and $(USUAL)' $(ATTACKED) 2>&1 | sed -u 's/^/attacked  | /'
-
-test-shards: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
-
-test-units: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(foreach part,$(PEERS) $(SHARDS) $(ENGINES) $(DECISIONS) $(DISCOVERY),\
-	  --ignore=$(part)) 2>&1 | sed -u 's/^/units     | /'
-
-test-engines: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(ENGINES) 2>&1 | sed -u 's/^/engines   | /'
-
-test-decisions: setup
-	@$(LAST) $(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) $(COMPUTED:%=--ignore=%) 2>&1 | sed -u 's/^/decisions | /'
-
-test-discovery: setup
-	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
-
-test-check: setup
-	@$(LAST) $(MAKE) --no-print-directory check 2>&1 | sed -u 's/^/check     | /'
+$(PARTS): setup
+	@$(BIN)/python tests/parts $(@:test-%=%)
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1

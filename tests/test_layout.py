@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -191,10 +192,8 @@ def test_every_package_says_what_is_in_it(folder: str) -> None:
 
 
 def test_real_peers_are_tested_where_make_looks_for_them() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = re.findall(r"^(?:PEERS|ATTACKED) := (.+)$", makefile, re.MULTILINE)
-    assert len(named) == 2
-    peers = [ROOT / folder for one in named for folder in one.split()]
+    parts = runpy.run_path(str(ROOT / "tests" / "parts"))
+    peers = [ROOT / folder for folder in (*parts["PEERS"], *parts["ATTACKED"])]
     marked = [
         path
         for path in (ROOT / "tests").rglob("test_*.py")
