@@ -1,21 +1,24 @@
 """The parts of `make test`, each a process: `python tests/parts [NAME ...]`, by default all.
 
-Four take turns on two cores: real peers wait for longer than they compute, and others compute meanwhile. More would
-save nothing, since both cores are busy, and have real peers wait for a turn. The system shares the cores by niceness:
-first real peers and those that are attacked, then the long parts; `make check` and decisions take the time that they
-leave. Each line says whose it is.
+Five run at a time on two cores, beside `make check` and decisions: real peers wait for longer than they compute, and
+others compute meanwhile. The system shares the cores by niceness: first real peers and those that are attacked, then
+long parts; check and decisions take the time that they leave. Each line says whose it is.
 
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
 loads no torch, in which no thread of a peer runs beside them.
+
+A part whose peers are threads of its process computes a tenth less where it keeps to one core: they take turns anyway,
+and hand the interpreter over faster. So parts are spread over the cores, and are free of them again when one has none.
+Real peers go where the system puts them.
 """
 
 import gc
 import os
-import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -24,8 +27,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 USUAL = "not full and not attack and not fuzz and not chaos and not triton"
-AT_A_TIME = 4
-"""Parts beside those that take what these leave."""
+AT_A_TIME = 5
+"""Parts that are forked."""
 PEERS = ("tests/e2e",)
 ATTACKED = ("tests/attack", "tests/dht/node", "tests/simnet/emulate")
 SHARDS = ("tests/shards",)
@@ -50,7 +53,8 @@ class Part:
     """None: all."""
     left_out: tuple[str, ...] = ()
     marked: str = "not e2e"
-    niceness: int = 5
+    niceness: int = 8
+    keeps_to_a_core: bool = True
 
     @property
     def arguments(self) -> list[str]:
@@ -68,9 +72,9 @@ CHECK = "check"
 LEFTOVER_NICENESS = 10
 DECIDED = Part(DECISIONS, COMPUTED, niceness=LEFTOVER_NICENESS)
 PARTS = {
-    "e2e": Part(PEERS, marked="e2e", niceness=0),
-    "attacks": Part(ATTACKED, marked="e2e", niceness=0),
-    "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY)),
+    "e2e": Part(PEERS, marked="e2e", niceness=0, keeps_to_a_core=False),
+    "attacks": Part(ATTACKED, marked="e2e", niceness=0, keeps_to_a_core=False),
+    "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY), niceness=5),
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
     "discovery": Part(DISCOVERY),
@@ -83,45 +87,70 @@ class Parts:
 
     def __init__(self) -> None:
         self.running: dict[int, str] = {}
-        self._printers: list[subprocess.Popen[bytes]] = []
         self.failed: list[str] = []
+        self._printers: set[int] = set()
+        self._cores: dict[int, int] = {}
+        """To which core a process keeps."""
 
-    def _printer(self, name: str) -> int:
-        """Where a part of this name writes."""
-        said, saying = os.pipe()
-        self._printers.append(subprocess.Popen(["sed", "-u", f"s/^/{name:<9} | /"], stdin=said))
-        os.close(said)
-        return saying
-
-    def start(self, name: str, argv: Sequence[str], niceness: int) -> None:
-        saying = self._printer(name)
-        nice = ["nice", "-n", str(niceness), *argv]
-        self.running[subprocess.Popen(nice, stdout=saying, stderr=saying).pid] = name
-        os.close(saying)
+    def start(self, name: str, niceness: int, argv: Sequence[str]) -> None:
+        """Runs a program."""
+        if (pid := self._forked(name, niceness)) == 0:
+            os.execvp(argv[0], argv)
+        self.running[pid] = name
 
     def fork(self, name: str, part: Part) -> None:
-        saying = self._printer(name)
-        pid = os.fork()
-        if pid == 0:
+        """Runs pytest as it is loaded here."""
+        taken = Counter(self._cores.values())
+        core = min(sorted(os.sched_getaffinity(0)), key=lambda one: taken[one])
+        if (pid := self._forked(name, part.niceness)) == 0:
+            if part.keeps_to_a_core:
+                os.sched_setaffinity(0, {core})
+            sys.exit(pytest.main(part.arguments))
+        self.running[pid] = name
+        if part.keeps_to_a_core:
+            self._cores[pid] = core
+
+    def _forked(self, name: str, niceness: int) -> int:
+        """As `os.fork`; what the new process says is printed behind its name."""
+        said, saying = os.pipe()
+        if (printer := os.fork()) == 0:
+            os.dup2(said, 0)
+            os.execvp("sed", ["sed", "-u", f"s/^/{name:<9} | /"])
+        self._printers.add(printer)
+        os.close(said)
+        if (pid := os.fork()) == 0:
             os.dup2(saying, 1)
             os.dup2(saying, 2)
-            os.close(saying)
-            os.nice(part.niceness)
-            sys.exit(pytest.main(part.arguments))
+            os.nice(niceness)
         os.close(saying)
-        self.running[pid] = name
+        return pid
 
     def wait(self) -> None:
         """Until one part has ended."""
-        while (name := self.running.pop((ended := os.wait())[0], None)) is None:
-            pass
-        if os.waitstatus_to_exitcode(ended[1]) != 0:
+        while True:
+            pid, status = os.wait()
+            self._printers.discard(pid)
+            if (name := self.running.pop(pid, None)) is not None:
+                break
+        if os.waitstatus_to_exitcode(status) != 0:
             self.failed.append(name)
+        self._cores.pop(pid, None)
+
+    def spread(self) -> None:
+        """Where a core has no part left, the others' threads go where the system puts them."""
+        cores = os.sched_getaffinity(0) if self._cores else set()
+        if cores == set(self._cores.values()):
+            return
+        for process in self._cores:
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.sched_setaffinity(int(thread.name), cores)
+        self._cores.clear()
 
     def close(self) -> None:
         """Until all that they said is printed."""
-        for printer in self._printers:
-            printer.wait()
+        while self._printers:
+            self._printers.discard(os.wait()[0])
 
 
 def load() -> bool:
@@ -141,25 +170,29 @@ def argv(part: Part) -> list[str]:
 
 def main(names: Sequence[str]) -> int:
     os.chdir(ROOT)
+    sys.path[0] = str(
+        ROOT
+    )  # as where pytest is run as a module: processes that tests spawn look for theirs there
     chosen = names or (CHECK, "decisions", *PARTS)
     parts = Parts()
     if CHECK in chosen:
-        parts.start(CHECK, ["make", "--no-print-directory", "IS_SET_UP=yes", "check"], LEFTOVER_NICENESS)
+        parts.start(CHECK, LEFTOVER_NICENESS, ["make", "--no-print-directory", "IS_SET_UP=yes", "check"])
     if "decisions" in chosen:
-        parts.start("decisions", argv(DECIDED), LEFTOVER_NICENESS)
-    beside = len(parts.running)
+        parts.start("decisions", LEFTOVER_NICENESS, argv(DECIDED))
+    beside = set(parts.running)
     forks = sys.platform == "linux" and len(chosen) > 1 and load()
     for name, part in PARTS.items():
         if name not in chosen:
             continue
-        while len(parts.running) >= AT_A_TIME + beside:
+        while len(parts.running.keys() - beside) >= AT_A_TIME:
             parts.wait()
         if forks:
             parts.fork(name, part)
         else:
-            parts.start(name, argv(part), part.niceness)
+            parts.start(name, part.niceness, argv(part))
     while parts.running:
         parts.wait()
+        parts.spread()
     parts.close()
     if parts.failed:
         print("failed:", *parts.failed)
