@@ -7,18 +7,13 @@ long parts; check and decisions take the time that they leave. Each line says wh
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
 loads no torch, in which no thread of a peer runs beside them.
-
-A part whose peers are threads of its process computes a tenth less where it keeps to one core: they take turns anyway,
-and hand the interpreter over faster. So parts are spread over the cores, and are free of them again when one has none.
-Real peers go where the system puts them.
 """
 
 import gc
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -53,8 +48,7 @@ class Part:
     """None: all."""
     left_out: tuple[str, ...] = ()
     marked: str = "not e2e"
-    niceness: int = 8
-    keeps_to_a_core: bool = True
+    niceness: int = 5
 
     @property
     def arguments(self) -> list[str]:
@@ -72,9 +66,9 @@ CHECK = "check"
 LEFTOVER_NICENESS = 10
 DECIDED = Part(DECISIONS, COMPUTED, niceness=LEFTOVER_NICENESS)
 PARTS = {
-    "e2e": Part(PEERS, marked="e2e", niceness=0, keeps_to_a_core=False),
-    "attacks": Part(ATTACKED, marked="e2e", niceness=0, keeps_to_a_core=False),
-    "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY), niceness=5),
+    "e2e": Part(PEERS, marked="e2e", niceness=0),
+    "attacks": Part(ATTACKED, marked="e2e", niceness=0),
+    "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY)),
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
     "discovery": Part(DISCOVERY),
@@ -89,8 +83,6 @@ class Parts:
         self.running: dict[int, str] = {}
         self.failed: list[str] = []
         self._printers: set[int] = set()
-        self._cores: dict[int, int] = {}
-        """To which core a process keeps."""
 
     def start(self, name: str, niceness: int, argv: Sequence[str]) -> None:
         """Runs a program."""
@@ -100,15 +92,9 @@ class Parts:
 
     def fork(self, name: str, part: Part) -> None:
         """Runs pytest as it is loaded here."""
-        taken = Counter(self._cores.values())
-        core = min(sorted(os.sched_getaffinity(0)), key=lambda one: taken[one])
         if (pid := self._forked(name, part.niceness)) == 0:
-            if part.keeps_to_a_core:
-                os.sched_setaffinity(0, {core})
             sys.exit(pytest.main(part.arguments))
         self.running[pid] = name
-        if part.keeps_to_a_core:
-            self._cores[pid] = core
 
     def _forked(self, name: str, niceness: int) -> int:
         """As `os.fork`; what the new process says is printed behind its name."""
@@ -134,18 +120,6 @@ class Parts:
                 break
         if os.waitstatus_to_exitcode(status) != 0:
             self.failed.append(name)
-        self._cores.pop(pid, None)
-
-    def spread(self) -> None:
-        """Where a core has no part left, the others' threads go where the system puts them."""
-        cores = os.sched_getaffinity(0) if self._cores else set()
-        if cores == set(self._cores.values()):
-            return
-        for process in self._cores:
-            for thread in Path(f"/proc/{process}/task").iterdir():
-                with suppress(ProcessLookupError):  # it has ended meanwhile
-                    os.sched_setaffinity(int(thread.name), cores)
-        self._cores.clear()
 
     def close(self) -> None:
         """Until all that they said is printed."""
@@ -172,7 +146,7 @@ def main(names: Sequence[str]) -> int:
     os.chdir(ROOT)
     sys.path[0] = str(
         ROOT
-    )  # as where pytest is run as a module: processes that tests spawn look for theirs there
+    )  # as `python -m pytest` has it: processes that tests spawn import tests from there
     chosen = names or (CHECK, "decisions", *PARTS)
     parts = Parts()
     if CHECK in chosen:
@@ -192,7 +166,6 @@ def main(names: Sequence[str]) -> int:
             parts.start(name, part.niceness, argv(part))
     while parts.running:
         parts.wait()
-        parts.spread()
     parts.close()
     if parts.failed:
         print("failed:", *parts.failed)

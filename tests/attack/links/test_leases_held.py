@@ -101,7 +101,7 @@ async def test_reservations_beyond_the_rate_are_refused_and_say_when_to_come_bac
 ) -> None:
     async with served(model, kv_tokens=4000) as peer:
         most = round(RESERVATIONS.identity.at_once)
-        answers = [await peer.reserve(peer.alone(1, epoch)) for epoch in range(1, 2 * most)]
+        answers = await asyncio.gather(*(peer.reserve(peer.alone(1, epoch)) for epoch in range(1, 2 * most)))
         refused = [answer.refusal for answer in answers if answer.HasField("refusal")]
         assert refused
         assert {refusal.code for refusal in refused} == {"busy"}
