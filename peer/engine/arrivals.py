@@ -45,7 +45,9 @@ def of_activations(
         if fault is not None:
             yield events.FaultFound(session, peer_id, fault)
             continue
-        came = b"" if session.inputs is None else bytes(encoded[place])
+        came: bytes | memoryview = b"" if session.inputs is None else encoded[place]
+        if len(header.rows) > 1:
+            came = bytes(came)  # nor must what it logs keep that memory
         payload = StepPayload(hidden=part, encoded=came, timings=tuple(row.timings))
         draws = row.guesses + 1 if row.sample else 0
         rows.append((session, row.step, row.rows, draws, row.prefill, row.position, payload))
