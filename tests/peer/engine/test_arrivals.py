@@ -44,12 +44,13 @@ def test_what_is_logged_stays_as_it_came_whatever_layers_write_over_their_inputs
     for place in range(sessions):
         session = bytes([place]) * (1 + header_bytes)
         header.rows.append(pb.ActivationRow(session=session, step=1, rows=ROWS, prefill=True, position=0))
-    frame = decode(bytearray(encode(header, codec.encode(rows, "float32"))))
+    frame = decode(memoryview(bytearray(encode(header, codec.encode(rows, "float32")))))
     table = SimpleNamespace(get=lambda _session, _epoch: found)
     (event,) = of_activations("other", frame, header, table, spec())  # type: ignore[arg-type]
     assert isinstance(event, RowsArrived)
     for place, arrived in enumerate(event.rows):
         payload, own = arrived[-1], rows[place * ROWS : (place + 1) * ROWS]
+        assert payload.hidden is not None
         assert torch.equal(payload.hidden, own)
         log.record(0, payload.encoded)
         payload.hidden.zero_()
