@@ -68,12 +68,12 @@ DECIDED = Part(DECISIONS, COMPUTED, niceness=LEFTOVER_NICENESS)
 PARTS = {
     "e2e": Part(PEERS, marked="e2e", niceness=0),
     "attacks": Part(ATTACKED, marked="e2e", niceness=0),
+    "discovery": Part(DISCOVERY),
     "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY)),
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
-    "discovery": Part(DISCOVERY),
 }
-"""In their order; `units` is whatever the other parts leave."""
+"""What waits most begins first, and what hardly waits comes last; `units` is whatever the other parts leave."""
 
 
 class Parts:
