@@ -11,6 +11,7 @@ loads no torch, in which no thread of a peer runs beside them.
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -105,6 +106,9 @@ class Parts:
         self._printers.add(printer)
         os.close(said)
         if (pid := os.fork()) == 0:
+            self.running.clear()
+            self._printers.clear()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(saying, 1)
             os.dup2(saying, 2)
             os.nice(niceness)
@@ -122,7 +126,9 @@ class Parts:
             self.failed.append(name)
 
     def close(self) -> None:
-        """Until all that they said is printed."""
+        """Ends those that still run, and waits until all that was said is printed."""
+        for pid in self.running:
+            os.kill(pid, signal.SIGTERM)
         while self._printers:
             self._printers.discard(os.wait()[0])
 
@@ -142,13 +148,7 @@ def argv(part: Part) -> list[str]:
     return [sys.executable, "-m", "pytest", *part.arguments]
 
 
-def main(names: Sequence[str]) -> int:
-    os.chdir(ROOT)
-    sys.path[0] = str(
-        ROOT
-    )  # as `python -m pytest` has it: processes that tests spawn import tests from there
-    chosen = names or (CHECK, "decisions", *PARTS)
-    parts = Parts()
+def run(parts: Parts, chosen: Sequence[str]) -> None:
     if CHECK in chosen:
         parts.start(CHECK, LEFTOVER_NICENESS, ["make", "--no-print-directory", "IS_SET_UP=yes", "check"])
     if "decisions" in chosen:
@@ -166,7 +166,19 @@ def main(names: Sequence[str]) -> int:
             parts.start(name, part.niceness, argv(part))
     while parts.running:
         parts.wait()
-    parts.close()
+
+
+def main(names: Sequence[str]) -> int:
+    os.chdir(ROOT)
+    sys.path[0] = str(
+        ROOT
+    )  # as `python -m pytest` has it: processes that tests spawn import tests from there
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parts = Parts()
+    try:
+        run(parts, names or (CHECK, "decisions", *PARTS))
+    finally:
+        parts.close()
     if parts.failed:
         print("failed:", *parts.failed)
     return len(parts.failed)
