@@ -1,7 +1,8 @@
 """The speed of a swarm on this machine, beside transformers in the same run: `make bench`.
 
 Peers are real processes on loopback. Every figure is a ratio or a difference of interleaved measurements, because the
-machine's speed drifts; medians over rounds. Prints a table, and with --json the numbers.
+machine's speed drifts; medians over rounds, without guesses, so that a token is a trip. Prints a table, and with --json
+the numbers.
 """
 
 import argparse
@@ -79,7 +80,7 @@ async def measure_one_peer(name: str, folder: Path, rounds: int) -> OnePeer:
         peer = await local.join(
             "alone", "--model", str(folder), "--layers", f"0:{model.config.num_hidden_layers}"
         )
-        async with AsyncSwarm(str(folder), initial_peers=[peer.address]) as swarm:
+        async with AsyncSwarm(str(folder), initial_peers=[peer.address], speculation="off") as swarm:
             await swarm_tpot_ms(swarm)
             generate_tpot_ms(model)
             pairs = [(generate_tpot_ms(model), await swarm_tpot_ms(swarm)) for _ in range(rounds)]
@@ -105,7 +106,7 @@ async def measure_hops(rounds: int, most: int = 4) -> list[Hops]:
                     )
                     first = first or peer
                 assert first is not None
-                swarm = AsyncSwarm(str(folder), initial_peers=[first.address])
+                swarm = AsyncSwarm(str(folder), initial_peers=[first.address], speculation="off")
                 swarms.append((await swarm.__aenter__(), count))
             samples: dict[int, list[tuple[float, float]]] = {count: [] for _, count in swarms}
             for _ in range(rounds):

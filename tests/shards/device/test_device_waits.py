@@ -84,7 +84,7 @@ def test_a_step_costs_one_wait_whatever_is_in_it(
 
     given, waits = device_thread.submit(run).result()
     assert waits == 2 * len(steps), "one for each step of each hop"
-    assert fake.captures == (3 if by_address else 0), "two spans, and drawings behind the last layer"
+    assert fake.captures == (4 if by_address else 0), "two spans, and drawings behind the last layer"
     for ours, theirs in zip(given, through(engine_on(tiny_model("llama"), "cpu"), steps), strict=True):
         for mine, one in zip(ours, theirs, strict=True):
             assert type(mine) is Tensor

@@ -121,7 +121,7 @@ def test_layers_are_recorded_after_all_that_was_recorded_is_gone(
         return fake.captures - before
 
     with fake_cuda(1) as fake, ThreadPoolExecutor(1, "engine") as thread:
-        assert thread.submit(run, fake).result() == 2 * len(SIZES), "steps, and drawings"
+        assert thread.submit(run, fake).result() == 3 * len(SIZES), "steps, and drawings that cut and do not"
     assert told(caplog) == []
 
 
