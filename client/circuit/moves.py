@@ -188,8 +188,10 @@ class SessionMoves:
         return self._core.wants(circuit.route.peer_ids, asyncio.get_running_loop().time())
 
     def record_failed(self, refused: HopRefused) -> None:
-        """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again."""
-        if not self._core.elsewhere:
+        """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again. A standby whose
+        copy was not whole in time keeps it, but for a hop that leaves: that one has no other time."""
+        is_kept = refused.code == "slow" and not self._core.leaving
+        if not (self._core.elsewhere or is_kept):
             self._standbys.lose(refused.peer_id)
         self._core.record_failed()
 

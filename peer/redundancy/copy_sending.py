@@ -44,6 +44,7 @@ class CopyPortion(Generic[Key]):
     ranges: tuple[CopyRange[Key], ...]
     is_awaited: bool = False
     """Whether sessions wait for it to go on at the partner."""
+    size_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -199,9 +200,9 @@ class CopySending(Generic[Key]):
             if wait_s > now_s:
                 due_s = min(due_s, wait_s)
                 continue
-            ranges = self._ranges(partner, lacking)
+            ranges, size_bytes = self._ranges(partner, lacking)
             if ranges:
-                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited)
+                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited, size_bytes)
         return due_s
 
     def _partners(self) -> tuple[str, ...]:
@@ -249,10 +250,11 @@ class CopySending(Generic[Key]):
 
     def _ranges(
         self, partner: str, lacking: Mapping[Key, tuple[CopyForm, int]]
-    ) -> tuple[CopyRange[Key], ...]:
+    ) -> tuple[tuple[CopyRange[Key], ...], int]:
         unkept_bytes = sum(copy.unkept_bytes for copy in self._copies.values() if copy.partner == partner)
         room_bytes = min(PORTION_BYTES, WINDOW_BYTES - unkept_bytes)
         ranges: list[CopyRange[Key]] = []
+        size_bytes = 0
         for key, (form, stop) in lacking.items():
             copy = self._copies[key]
             token_bytes = max(1, copy.token_bytes[form])
@@ -263,6 +265,7 @@ class CopySending(Generic[Key]):
                 continue
             ranges.append(CopyRange(key, copy.sent_tokens, copy.sent_tokens + tokens, form))
             room_bytes -= tokens * token_bytes
+            size_bytes += tokens * token_bytes
             copy.send(tokens, token_bytes)
             self._copies[key] = self._copies.pop(key)
-        return tuple(ranges)
+        return tuple(ranges), size_bytes

@@ -260,6 +260,7 @@ class DataPlane:
         always = roles is Roles.PAIRS
         sender = CopySender(engine, idle, self.sessions, neighbours, self.links, between_steps=always)
         keeper = CopyKeeper(peer_id, engine, compute.leases, thread, idle, logs, neighbours)
+        keeper.writer.between_steps = always
         return Copying(sender, keeper, logs, engine.spec)
 
     def say_leaving(self, within_s: float, reason: str) -> None:
