@@ -52,6 +52,12 @@ def leaving(run: Generating, peer: FakePeer, within_ms: int = 20_000) -> None:
     run.session.on_leaving(peer.peer_id, told)
 
 
+def better_there(run: Generating, peer: FakePeer, within_ms: int = 3_000) -> None:
+    """That peer says that its standby has more time for the session."""
+    told = pb.Leaving(epoch=run.session.log.epochs, within_ms=within_ms, to_standby=True)
+    run.session.on_leaving(peer.peer_id, told)
+
+
 async def moving(run: Generating) -> pb.Move:
     """The word to the head that the session goes over."""
     await until(lambda: bool(run.low.moves))
@@ -189,6 +195,30 @@ async def test_a_standby_that_is_gone_before_all_hops_are_ready_is_not_gone_over
     assert await soon(got) == [30, 1]
     assert run.low.moves == []
     assert run.session.log.losses == []
+
+
+@asynchronous
+async def test_a_standby_whose_copy_was_not_whole_in_time_keeps_it_and_is_gone_over_to_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
+    run, said = Generating(spare=True), list[str]()
+    run.report = said.append
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: bool(run.session.standbys.substitute(run.high.peer_id)))
+    run.spare.says_ready = False
+    better_there(run, run.high, within_ms=700)
+    await until(lambda: any("a move is not made" in line for line in said))
+    assert run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id
+    run.spare.says_ready = True
+    better_there(run, run.high)
+    move = await moving(run)
+    run.token(4, 40, epoch=move.epoch)
+    run.token(5, 1, finish=pb.STOP, epoch=move.next_epoch)
+    assert await soon(got) == [30, 40, 1]
+    assert (run.session.log.moves, run.session.log.losses) == (1, [])
 
 
 @pytest.mark.parametrize("is_alive", [False, True], ids=["gone", "without_its_copy"])

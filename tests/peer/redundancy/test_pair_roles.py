@@ -70,6 +70,12 @@ def test_balance_is_reached_by_one_holder_and_undone_by_none(here: HolderLoad, t
         assert goes(HolderLoad(tuple(came)), HolderLoad(tuple(left))) == ()
 
 
+def test_a_session_of_which_little_is_left_stays_where_it_is() -> None:
+    held = [HeldSequence(at, 500, 500 + left, HERE, (HERE, THERE)) for at, left in enumerate((8, 31, 32))]
+    prompted = HolderLoad((500, 500, 500), 1000)
+    assert going_over(Roles.PAIRS, prompted, HolderLoad(), held, FLAT, is_quiet=False) == (2,)
+
+
 def test_after_a_prompt_sessions_stay_until_it_is_quiet() -> None:
     here = HolderLoad((100, 100, 100, 100))
     assert going_over(Roles.PAIRS, here, HolderLoad(), sequences(here), FLAT, is_quiet=False) == ()
