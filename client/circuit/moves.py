@@ -262,8 +262,9 @@ class SessionMoves:
         upcoming.prefix_blocks = b""  # what is computed from there on is upon what another peer has sent
         planned, builder, epoch = wanted.planned, self._circuit_builder, session.circuits.last_epoch
         descriptor = describe(upcoming, planned.route, planned.peers, builder.spec, epoch)
-        tokens = len(session.tokens.history)
-        circuit = await builder.prepare(planned, descriptor, tokens, wanted.deadline_s)
+        circuit = await builder.prepare(
+            planned, descriptor, lambda: len(session.tokens.history), wanted.deadline_s
+        )
         for old, new in zip(wanted.left.route.hops, circuit.route.hops, strict=True):
             if new.peer_id not in (old.peer_id, self._standbys.substitute(old.peer_id)):
                 builder.end_session(circuit.descriptor)
