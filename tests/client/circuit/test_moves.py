@@ -198,6 +198,31 @@ async def test_a_standby_that_is_gone_before_all_hops_are_ready_is_not_gone_over
 
 
 @asynchronous
+async def test_a_standby_that_has_less_than_its_client_is_not_gone_over_to_however_ready_it_thinks_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
+    monkeypatch.setattr(reserving, "ON_THEIR_WAY_TOKENS", 1)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    for position, token_id in ((3, 30), (4, 40), (5, 50)):
+        run.token(position, token_id)
+    await until(lambda: bool(run.session.standbys.substitute(run.high.peer_id)))
+    run.spare.held_tokens = 4
+    better_there(run, run.high, within_ms=20_000)
+    asked = len(run.spare.asked)
+    await until(lambda: run.spare.asked[asked:].count("reserve") > 2)
+    assert run.low.moves == []
+    run.spare.held_tokens = 5
+    move = await moving(run)
+    run.token(6, 60, epoch=move.epoch)
+    run.token(7, 1, finish=pb.STOP, epoch=move.next_epoch)
+    assert await soon(got) == [30, 40, 50, 60, 1]
+    assert run.session.log.losses == []
+
+
+@asynchronous
 async def test_a_standby_whose_copy_was_not_whole_in_time_keeps_it_and_is_gone_over_to_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -336,6 +361,26 @@ async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_fo
     assert run.session.log.moves == 1
     assert run.session.log.route is not None
     assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+@asynchronous
+async def test_between_two_holders_that_share_work_a_client_does_not_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
+    run = Generating(spare=True, max_new_tokens=200)
+    latencies = (LayerLatency(1, 50.0),)
+    for peer in (run.high, run.spare):
+        peer.view = replace(peer.view, facts=replace(peer.view.facts, pairs=True))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    run.high.view = replace(run.high.view, facts=replace(run.high.view.facts, layer_latencies=latencies))
+    renewed = run.high.renewed
+    await until(lambda: run.high.renewed > renewed + 2)
+    assert run.low.moves == []
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
 
 
 def running() -> core.CircuitCore:
