@@ -161,9 +161,12 @@ class CopySending(Generic[Key]):
     @property
     def is_hastened(self) -> bool:
         """Whether somebody waits for one of the copies."""
-        return (self.always_awaited and bool(self._copies)) or any(
-            key in self._copies for key in self._hastened
-        )
+        return any(key in self._copies for key in self._hastened)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether copies are made beside sessions that always step."""
+        return self.is_hastened or (self.always_awaited and bool(self._copies))
 
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""

@@ -103,7 +103,7 @@ class CopySender:
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
         """Of copies, so far, in each form."""
-        idle.add_source(self._next_work, lambda: self._sending.is_hastened, self._next_work)
+        idle.add_source(self._next_work, lambda: self._sending.is_awaited, self._next_work)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""

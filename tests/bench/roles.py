@@ -40,7 +40,7 @@ from molink.simnet.emulate.serving import spec_of
 HOLDERS = 2
 LLAMA = Widths(hidden=768, inner=2048, layers=8, heads=12, key_heads=4)
 DECODING, DECODED_TOKENS, SHORT_TOKENS = 4, 500, 32
-BURST, BURSTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 3, 1000, 8
+BURST, BURSTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 4, 1000, 8
 FIRST_BURST_AT, EVERY_TOKENS = 150, 100
 """Tokens of the first session after which bursts come."""
 TIMEOUT_S = 60.0
