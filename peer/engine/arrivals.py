@@ -34,8 +34,9 @@ def of_activations(
     found = [sessions.get(row.session, row.epoch) for row in header.rows]
     if all(session is None or session.ended for session in found):
         return
-    parts = read_activations(frame.payload, header, spec)
-    logged = [session for session in found if session is not None and session.inputs is not None]
+    logged = any(session is not None and session.inputs is not None for session in found)
+    # What is logged stays as it came: layers compute with a copy, which they may write over.
+    parts = read_activations(frame.payload.toreadonly() if logged else frame.payload, header, spec)
     encoded = rows_as_they_came(frame.payload, header) if logged else ()
     rows: list[ArrivedRows[ServedSession, StepPayload]] = []
     for place, (row, part, session) in enumerate(zip(header.rows, parts, found, strict=True)):
@@ -45,7 +46,9 @@ def of_activations(
         if fault is not None:
             yield events.FaultFound(session, peer_id, fault)
             continue
-        came = b"" if session.inputs is None else bytes(encoded[place])
+        came: bytes | memoryview = b"" if session.inputs is None else encoded[place]
+        if len(header.rows) > 1:
+            came = bytes(came)  # nor must what it logs keep that memory
         payload = StepPayload(hidden=part, encoded=came, timings=tuple(row.timings))
         draws = row.guesses + 1 if row.sample else 0
         rows.append((session, row.step, row.rows, draws, row.prefill, row.position, payload))

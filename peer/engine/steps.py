@@ -39,7 +39,7 @@ class StepPayload:
     """At the head."""
     hidden: torch.Tensor | None = None
     """Elsewhere: [tokens, hidden_size]."""
-    encoded: bytes = b""
+    encoded: bytes | memoryview = b""
     """Its rows as they came, each by itself, if they are logged."""
     timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""

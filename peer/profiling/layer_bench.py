@@ -115,14 +115,14 @@ class LayerBench:
         self._warming_s = 0.0
         self._spec = spec
         self._device = device
-        self._span = span
+        self.span = span
         self._held = held
         self._engine = backend.engine
         backend.load(self._held, lambda _done, _total: None)()
         self._plan = BenchPlan.of(spec)
         self._caches: dict[Span, list[SequenceCache]] = {
             one: [self._filled(one, computed=True)]  # a first pass, which also reads what was only mapped
-            for one in dict.fromkeys((self._span, self._held))
+            for one in dict.fromkeys((self.span, self._held))
         }
         elapsed_s = max(time.perf_counter() - started_s, 1e-6)
         self.load_bytes_per_s = max(1.0, spec.weight_bytes(self._held) / elapsed_s)
@@ -140,8 +140,8 @@ class LayerBench:
             if several and (self._late or spent_s > TOTAL_BUDGET_S):
                 break
             spans = [self._held]
-            if size in FIRST_SIZES and self._held != self._span and not self._late:
-                spans.append(self._span)
+            if size in FIRST_SIZES and self._held != self.span and not self._late:
+                spans.append(self.span)
             series = self._series(size, spans, want_logits=False)
             spent_s += sum(map(sum, series)) / 1000
             several[size] = max(FLOOR_MS, min(series[0]))
@@ -199,7 +199,7 @@ class LayerBench:
             return ()
         measured: list[SliceLatency] = []
         most = min(PIECE_TOKENS[-1], self._spec.context_length - context)
-        alone, behind = engine.new_cache(self._span, most), self._filled_to(context, most)
+        alone, behind = engine.new_cache(self.span, most), self._filled_to(context, most)
         deadline_s = time.perf_counter() + 2 * PIECE_BUDGET_S
         for tokens in PIECE_TOKENS:
             if self._late or tokens > most or time.perf_counter() > deadline_s:
@@ -214,7 +214,7 @@ class LayerBench:
 
     def step_times_ms(self, *, want_logits: bool) -> list[float]:
         """The times of some decode steps of one sequence, at least MIN_STEPS if the context has room."""
-        return self._series(1, [self._span], want_logits=want_logits)[0]
+        return self._series(1, [self.span], want_logits=want_logits)[0]
 
     def _series(self, batch_size: int, spans: Sequence[Span], *, want_logits: bool) -> list[list[float]]:
         """The same through each of the spans, in turns, so that a busy moment meets all of them."""
@@ -267,7 +267,7 @@ class LayerBench:
         """The time of a piece; the cache is afterwards as it was."""
         before = cache.length
         rows, hidden = self._rows([cache], tokens, want_logits=False)
-        step = engine.begin_partial(self._span, rows[0], hidden)
+        step = engine.begin_partial(self.span, rows[0], hidden)
         started_s = time.perf_counter()
         engine.advance_slice(engine.gather_slice([step], [tokens]), 1)
         synchronize(self._device)
@@ -289,9 +289,9 @@ class LayerBench:
 
     def _filled_to(self, context: int, room: int) -> SequenceCache:
         """A sequence of so many tokens, and memory for more."""
-        cache = self._engine.new_cache(self._span, context + room)
+        cache = self._engine.new_cache(self.span, context + room)
         for _ in range(0, context, CONTEXT_ROWS):
-            self._step(self._span, [cache], CONTEXT_ROWS, want_logits=False)
+            self._step(self.span, [cache], CONTEXT_ROWS, want_logits=False)
         return cache
 
     @property
@@ -299,11 +299,11 @@ class LayerBench:
         return time.perf_counter() > self.deadline_s
 
     def _prefill_ms(self, tokens: int) -> float:
-        return self._timed_ms(self._engine.new_cache(self._span, tokens), tokens)
+        return self._timed_ms(self._engine.new_cache(self.span, tokens), tokens)
 
     def _timed_ms(self, cache: SequenceCache, tokens: int) -> float:
         started_s = time.perf_counter()
-        self._step(self._span, [cache], tokens, want_logits=False)
+        self._step(self.span, [cache], tokens, want_logits=False)
         return (time.perf_counter() - started_s) * 1000
 
     def _filled(self, span: Span, *, computed: bool) -> SequenceCache:
@@ -327,7 +327,7 @@ class LayerBench:
         self, caches: Sequence[SequenceCache], count: int, *, want_logits: bool
     ) -> tuple[list[Rows], torch.Tensor | None]:
         """What a step of `count` tokens of each takes."""
-        starts = self._span.start == 0
+        starts = self.span.start == 0
         tokens = tuple(position % self._spec.vocabulary_size for position in range(count)) if starts else None
         hidden = None
         if not starts:

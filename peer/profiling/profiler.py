@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from molink.peer.compute.backend import Backend, MeasuredDevice, MeasuredModel
+from molink.peer.compute.backend import Backend, MeasuredDevice, MeasuredModel, StageEngine
 from molink.peer.device.device import describe_device
 from molink.peer.device.thread_choice import share_of_others, stays_the_best
 from molink.peer.device.threads import processor_times
@@ -22,12 +22,13 @@ from molink.peer.profiling.layer_bench import MOST_LAYERS, SEVERAL_BYTES, on_ben
 from molink.peer.profiling.profile import FLOOR_MS, Profile
 from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.state_dir import read_json, write_json
+from molink.shards.batching.engine import Engine
 from molink.shards.batching.ways import DecodingWay
 from molink.shards.spec import ModelSpec, Span
 
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
-MEASURED = "steps apart from layers that no cache holds, 17 rows too"
+MEASURED = "steps apart from layers that no cache holds, 17 rows too, heads of recorded steps"
 """What is measured; profiles that were measured otherwise are not looked at."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
@@ -137,8 +138,13 @@ def measure(
     if time.perf_counter() < deadline_s:
         say(f"Measuring the head of {spec.name} on {device}")
         with on_bench(backend, spec, device, last, deadline_s) as bench:
-            without_ms = bench.step_times_ms(want_logits=False)
-            head_ms = added_ms(bench.step_times_ms(want_logits=True), without_ms)
+            with_ms = bench.step_times_ms(want_logits=True)
+            without_ms = (
+                plain_ms
+                if always_makes_logits(backend.engine, last)
+                else bench.step_times_ms(want_logits=False)
+            )
+            head_ms = added_ms(with_ms, without_ms)
             rates.append(bench.load_bytes_per_s)
             steady &= bench.steady
     else:  # assumed: a decode step reads its weights once, whatever they are
@@ -146,6 +152,12 @@ def measure(
     return Profile(
         latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, slices, count, step_ms, steady
     )
+
+
+def always_makes_logits(engine: StageEngine, last: Span) -> bool:
+    """Whether steps through the last layer make logits that nobody wants: recorded ones do."""
+    paged = engine.paged.get(last) if isinstance(engine, Engine) else None
+    return paged is not None and paged.is_recorded
 
 
 def several_layers(spec: ModelSpec, middle: Span) -> Span:

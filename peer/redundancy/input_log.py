@@ -4,6 +4,7 @@ A log is the rows of consecutive tokens up to the one that was computed last. Al
 it is spent, those of sessions that nobody keeps a copy of go first, and then the rows that standbys have.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from molink.routing.routes.copy_forms import TOKEN_ID_BYTES
 MOST_LOGGED_BYTES = 256 * 1024 * 1024
 LOGGED_PART = 1 / 32
 """Of a peer's memory."""
+SEGMENT_BYTES = 64 * 1024
+"""Rows that came together and are no fewer bytes are kept as they came: to copy those of a prompt takes a peer's loop
+milliseconds. Others are collected in segments of about so much."""
 
 
 def log_limit_bytes(memory_bytes: int | None) -> int:
@@ -70,16 +74,18 @@ class InputLog:
     """So many tokens of the sequence a standby has; None: nobody keeps a copy."""
     closed: bool = False
     """Whether its session has left; what was still being computed then is not recorded."""
-    _rows: bytearray = field(default_factory=bytearray)
+    _segments: deque[bytearray | memoryview] = field(default_factory=deque)
+    _bytes: int = 0
+    """Of all segments."""
 
     @property
     def end(self) -> int:
         """Behind the last row."""
-        return self.start + len(self._rows) // self.row_bytes
+        return self.start + self._bytes // self.row_bytes
 
     def record(self, position: int, rows: bytes | memoryview, guesses: int = 0) -> None:
         """Those of the tokens from a position on have been computed, the last so many of them guesses; what followed
-        that position is no more.
+        that position is no more. Many rows are not copied, and must stay as they are.
 
         With a gap before them, and where there is no room for them, the log begins anew.
         """
@@ -90,8 +96,7 @@ class InputLog:
             self.start = position
         self._cut(position)
         if self._owner.make_room(len(rows), self):
-            self._rows += rows
-            self._owner.used_bytes += len(rows)
+            self._append(rows)
         else:
             self._cut(self.start)
             self.start = position + len(rows) // self.row_bytes
@@ -105,17 +110,28 @@ class InputLog:
         """
         if not self.start <= start <= stop <= self.end:
             raise ValueError(f"of tokens [{start}, {stop}) only [{self.start}, {self.end}) are here")
-        first, last = start - self.start, stop - self.start
-        return bytes(memoryview(self._rows)[first * self.row_bytes : last * self.row_bytes])
+        first, last = (start - self.start) * self.row_bytes, (stop - self.start) * self.row_bytes
+        parts = []
+        for segment in self._segments:
+            if first < len(segment) and last > 0:
+                parts.append(memoryview(segment)[max(0, first) : last])
+            first, last = first - len(segment), last - len(segment)
+        return b"".join(parts)
 
     def drop(self) -> None:
         """Gives memory back: all of it where nobody keeps a copy, else that of the rows that the standby has."""
         rows = self.end - self.start
         if self.kept_tokens is not None:
             rows = max(0, min(rows, self.kept_tokens - self.start))
-        del self._rows[: rows * self.row_bytes]
-        self._owner.used_bytes -= rows * self.row_bytes
         self.start += rows
+        left_bytes = self._bytes - rows * self.row_bytes
+        while self._bytes > left_bytes:
+            first = self._segments.popleft()
+            self._count(-len(first))
+            if self._bytes < left_bytes:
+                rest = bytearray(first[len(first) - (left_bytes - self._bytes) :])
+                self._segments.appendleft(rest)
+                self._count(len(rest))
 
     def close(self) -> None:
         """The log ends, and its memory is free."""
@@ -125,8 +141,27 @@ class InputLog:
 
     def _cut(self, position: int) -> None:
         left_bytes = (position - self.start) * self.row_bytes
-        self._owner.used_bytes -= len(self._rows) - left_bytes
-        del self._rows[left_bytes:]
+        while self._bytes > left_bytes:
+            last = self._segments.pop()
+            self._count(-len(last))
+            if self._bytes < left_bytes:
+                self._append(bytes(last[: left_bytes - self._bytes]))
+
+    def _append(self, rows: bytes | memoryview) -> None:
+        """Behind all others."""
+        last = self._segments[-1] if self._segments else None
+        if len(rows) >= SEGMENT_BYTES:
+            self._segments.append(memoryview(rows))
+        elif isinstance(last, bytearray) and len(last) < SEGMENT_BYTES:
+            last += rows
+        else:
+            self._segments.append(bytearray(rows))
+        self._count(len(rows))
+
+    def _count(self, size_bytes: int) -> None:
+        """So many bytes more, or fewer, are kept."""
+        self._bytes += size_bytes
+        self._owner.used_bytes += size_bytes
 
 
 def token_rows(token_ids: tuple[int, ...] | list[int]) -> bytes:

@@ -113,6 +113,11 @@ class PagedSpan:
             return None
         return next((size for size in self._sizes if size not in self._replays), None)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps of few rows are. Those that end the model make logits, wanted or not."""
+        return bool(self._replays)
+
     @torch.inference_mode()
     def record_next(self) -> bool:
         """Records the smallest step that is not recorded; whether there was one. Not while a step is under way."""

@@ -27,6 +27,7 @@ from molink.shards.batching.step_tensors import StepTensors
 from molink.shards.device.device import Device
 from molink.shards.device.garbage import collect_garbage
 from molink.shards.device.transfers import Staging
+from molink.shards.kernels.drawing_kernels import drawing_kernels_on
 from molink.shards.kv.cache_opening import open_cache
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_pool import KvPool
@@ -305,7 +306,8 @@ class Engine:
 def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:
     if decoding is None or decoding.recorder is None:
         return None
-    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder)
+    kernels = drawing_kernels_on(device.place)
+    return RecordedDrawing(spec.vocabulary_size, decoding.sizes, device, decoding.recorder, kernels)
 
 
 def _score(tail: View, rows: Sequence[Rows], hidden: Tensor) -> None:

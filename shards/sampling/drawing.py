@@ -8,6 +8,7 @@ the result says so, and the row is to be drawn again from all.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -105,12 +106,12 @@ def draw(
                 most = max((picks[row].top_k for row in kinds.limited), default=0)
                 candidates = min(candidates, max(_TOLD_CANDIDATES, 2 * most))
             whole_batch = kinds.ordered == list(range(len(picks)))
-            order = _Order.of(logits, rows.ordered, candidates, whole=whole_batch)
+            order = LikelyTokens.of(logits, rows.ordered, candidates, whole=whole_batch)
         if kinds.cut:
             totals = rows.asked.peaks.new_zeros(len(kinds.cut), 1)
             if opens:
                 totals[:opens] = whole.part(0, opens).total
-            tokens[rows.cut], unsettled[rows.cut] = _drawn_from(
+            tokens[rows.cut], unsettled[rows.cut] = likeliest_winner(
                 order.part(slice(len(kinds.cut))), rows.asked.part(rows.cut), totals, logits.shape[1]
             )
         if kinds.told:
@@ -133,29 +134,70 @@ def _draw_and_tell(
     if candidates < told_of.shape[1]:
         candidates = _TOLD_CANDIDATES
     whole_batch = kinds.told == list(range(len(picks)))
-    order = _Order.of(told_of, rows.told, candidates, whole=whole_batch)
+    order = LikelyTokens.of(told_of, rows.told, candidates, whole=whole_batch)
     told, short = _told(told_of, order, rows, drawn.tokens, totals, most_told(picks, told_of.shape[1]))
     unsettled = drawn.unsettled.clone()
     unsettled[rows.told] |= short
     return Drawn(drawn.tokens, drawn.peaks, unsettled, told)
 
 
-def draw_any(logits: Tensor, asked: "Asked", candidates: int) -> Drawn:
+class DrawingKernels(Protocol):
+    """Parts of a drawing that a device has kernels of its own for. Nothing waits."""
+
+    def race(self, logits: Tensor, asked: "Asked") -> tuple[Tensor, Tensor]:
+        """The weight of each row's whole vocabulary, and the token that wins the race in it: [rows, 1] each."""
+        ...
+
+    def race_of_likeliest(
+        self, order: "LikelyTokens", asked: "Asked", totals: Tensor, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `likeliest_winner`."""
+        ...
+
+
+def draw_any(
+    logits: Tensor,
+    asked: "Asked",
+    candidates: int,
+    *,
+    cuts: bool = True,
+    kernels: DrawingKernels | None = None,
+) -> Drawn:
     """As `draw` of rows that want no log-probabilities, by operations that depend on the shape of the logits alone, so
-    that they can be recorded: each row is drawn in all ways, and what it asked for says which one counts."""
+    that they can be recorded: each row is drawn in all ways, and what it asked for says which one counts. Unless it
+    `cuts`, no row may ask for top_p or top_k."""
     vocabulary = logits.shape[1]
-    tokens = logits.argmax(-1, keepdim=True)
-    asked = replace(asked, peaks=logits.gather(1, tokens).to(asked.temperature.dtype))
-    every = torch.arange(len(logits), device=logits.device)
+    order = None
+    if cuts:
+        every = torch.arange(len(logits), device=logits.device)
+        order = LikelyTokens.of(logits, every, candidates, whole=True)
+        tokens, peaks = order.ids[:, :1], order.logits[:, :1]
+    else:
+        tokens = logits.argmax(-1, keepdim=True)
+        peaks = logits.gather(1, tokens)
     draws = asked.temperature > 0
-    weighed_at = torch.where(draws, asked.temperature, 1)
-    whole = Weights.of(logits, every, asked.peaks, weighed_at)
-    plain = race_winner(logits, every, asked.peaks, weighed_at, asked.key)
-    order = _Order.of(logits, every, candidates, whole=True)
-    among, unsettled = _drawn_from(order, replace(asked, temperature=weighed_at), whole.total, vocabulary)
+    asked = replace(
+        asked,
+        peaks=peaks.to(asked.temperature.dtype),
+        temperature=torch.where(draws, asked.temperature, 1),
+    )
+    totals, plain = (kernels.race if kernels else race_of_all)(logits, asked)
+    chosen = torch.where(draws, plain, tokens)
+    if order is None:
+        return Drawn(chosen, asked.peaks, torch.zeros_like(draws), None)
+    race = kernels.race_of_likeliest if kernels else likeliest_winner
+    among, unsettled = race(order, asked, totals, vocabulary)
     is_cut = draws & ((asked.top_p < 1) | (asked.top_k < vocabulary))
-    chosen = torch.where(is_cut, among, torch.where(draws, plain, tokens))
-    return Drawn(chosen, asked.peaks, unsettled & is_cut, None)
+    flat = order.tied & (peaks == order.logits[:, -1:])  # the lowest id of the equals may not be among them
+    short = torch.where(is_cut, unsettled, flat & ~draws)
+    return Drawn(torch.where(is_cut, among, chosen), asked.peaks, short, None)
+
+
+def race_of_all(logits: Tensor, asked: "Asked") -> tuple[Tensor, Tensor]:
+    """As `DrawingKernels.race`, operation by operation."""
+    every = torch.arange(len(logits), device=logits.device)
+    whole = Weights.of(logits, every, asked.peaks, asked.temperature)
+    return whole.total, race_winner(logits, every, asked.peaks, asked.temperature, asked.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +300,7 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Order:
+class LikelyTokens:
     """The likeliest tokens of some rows, likeliest first, the lowest id first among equals."""
 
     logits: Tensor
@@ -271,7 +313,7 @@ class _Order:
     """Whether there are others at all."""
 
     @classmethod
-    def of(cls, logits: Tensor, rows: Tensor, candidates: int, *, whole: bool) -> "_Order":
+    def of(cls, logits: Tensor, rows: Tensor, candidates: int, *, whole: bool) -> "LikelyTokens":
         """Of these rows, which may be known to be the `whole` of the logits in order."""
         among = logits if whole else logits.index_select(0, rows)
         if candidates >= logits.shape[1]:
@@ -285,16 +327,18 @@ class _Order:
         tied = values[:, -2:-1] == values[:, -1:]
         return cls(values[:, :-1], ids[:, :-1], tied, True)
 
-    def part(self, rows: Tensor | slice) -> "_Order":
+    def part(self, rows: Tensor | slice) -> "LikelyTokens":
         """That of some of the rows."""
-        return _Order(self.logits[rows], self.ids[rows], self.tied[rows], self.partial)
+        return LikelyTokens(self.logits[rows], self.ids[rows], self.tied[rows], self.partial)
 
     def short(self, last: Tensor) -> Tensor:
         """[rows, 1]: whether the order up to place `last` [rows, 1] is not certain."""
         return self.tied & (self.logits.gather(1, last) == self.logits[:, -1:])
 
 
-def _drawn_from(order: _Order, asked: Asked, totals: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def likeliest_winner(
+    order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
+) -> tuple[Tensor, Tensor]:
     """Tokens [rows, 1] of rows that draw from a part of the vocabulary, and whether their candidates were too few.
 
     The part is the smallest set of most likely tokens whose probability, among top_k or all, reaches top_p (Holtzman et
@@ -314,7 +358,7 @@ def _drawn_from(order: _Order, asked: Asked, totals: Tensor, vocabulary: int) ->
 
 
 def _told(
-    logits: Tensor, order: _Order, rows: _Rows, tokens: Tensor, totals: Tensor, most: int
+    logits: Tensor, order: LikelyTokens, rows: _Rows, tokens: Tensor, totals: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
     """`Drawn.told`, and of which rows [told, 1] the order is not certain. `totals` are weights at temperature 1."""
     own = order.part(rows.told_places)

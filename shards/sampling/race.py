@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 KEY_BITS = 48
 NUMBER_BITS = 52
 NUMBER_STEP = 2.0**-NUMBER_BITS
-_STEP = 0x9E3779B97F4A7C15 - 2**64
+SPLITMIX_STEP = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's constants (Steele et al. 2014, Fast splittable pseudorandom number generators), as signed numbers."""
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+SPLITMIX_FIRST, SPLITMIX_SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 def race_key(seed: int, position: int) -> int:
@@ -39,11 +39,11 @@ def race_numbers(keys: "IntegersT", token_ids: "IntegersT") -> "IntegersT":
     together. A token runs with the exponentially distributed -log1p(-(number + 0.5) * NUMBER_STEP), which is exact
     where it is small, and so where tokens win."""
     # SplitMix64: products of 64 bits wrap around; shifts of signed numbers are made those of unsigned ones by masks
-    mixed = token_ids * _STEP + keys
+    mixed = token_ids * SPLITMIX_STEP + keys
     mixed ^= (mixed >> 30) & (2**34 - 1)
-    mixed *= _FIRST
+    mixed *= SPLITMIX_FIRST
     mixed ^= (mixed >> 27) & (2**37 - 1)
-    mixed *= _SECOND
+    mixed *= SPLITMIX_SECOND
     mixed ^= (mixed >> 31) & (2**33 - 1)
     mixed >>= 64 - NUMBER_BITS
     mixed &= 2**NUMBER_BITS - 1

@@ -3,6 +3,7 @@ takes longer than the device needs for all of them."""
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from molink.shards.device.cuda_graphs import Recorder
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
 from molink.shards.errors import in_one_line
-from molink.shards.sampling.drawing import Asked, Pick, candidates_on, draw_any
+from molink.shards.sampling.drawing import Asked, DrawingKernels, Pick, candidates_on, draw_any
 from molink.shards.sampling.race import KEY_BITS
 from molink.shards.sampling.weights import weighing_dtype
 
@@ -25,31 +26,43 @@ _log = logging.getLogger(__name__)
 class RecordedDrawing:
     """Drawings of logits of one vocabulary, recorded at a few numbers of rows. Used from the engine's thread."""
 
-    def __init__(self, vocabulary: int, sizes: Sequence[int], device: Device, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        sizes: Sequence[int],
+        device: Device,
+        recorder: Recorder,
+        kernels: DrawingKernels | None = None,
+    ) -> None:
         """`sizes` ascend; the largest is the most rows that are drawn so."""
         self._vocabulary = vocabulary
         self._sizes = tuple(sizes)
         self._device = device
         self._recorder: Recorder | None = recorder
-        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self._kernels = kernels
+        self._replays: dict[tuple[int, bool], Callable[[], Tensor]] = {}
+        """By number of rows, and whether there is one among them that top_p or top_k cuts: only then are the likeliest
+        tokens put in order."""
         self._logits: Tensor | None = None
         """[most rows, vocabulary], in memory that stays."""
         self._settings: Staging | None = None
 
     @torch.inference_mode()
     def record_next(self) -> bool:
-        """Records drawings of one more number of rows; whether there was one. Not while a step is under way."""
-        size = next((size for size in self._sizes if size not in self._replays), None)
-        if size is None or self._recorder is None:
+        """Records drawings of one more number of rows, cut or not; whether there was one. Not while a step is under
+        way."""
+        every = product(self._sizes, (False, True))
+        kind = next((kind for kind in every if kind not in self._replays), None)
+        if kind is None or self._recorder is None:
             return False
         try:
-            replay = self._recorder.record(self._drawing_of(size))
+            replay = self._recorder.record(self._drawing_of(*kind))
             replay()
             self._device.wait()
         except Exception as error:  # noqa: BLE001 - drivers and compilers raise what they like: the next way needs neither
             self._give_up(error)
         else:
-            self._replays[size] = replay
+            self._replays[kind] = replay
         return True
 
     def forget(self) -> None:
@@ -63,7 +76,8 @@ class RecordedDrawing:
         there are at first. None where no such drawing has been recorded."""
         rows = len(picks)
         size = next((size for size in self._sizes if size >= rows), None)
-        replay = None if size is None else self._replays.get(size)
+        cuts = any(pick.top_p < 1 or 0 < pick.top_k < self._vocabulary for pick in picks)
+        replay = None if size is None else self._replays.get((size, cuts))
         staged, settings = self._logits, self._settings
         if replay is None or staged is None or settings is None:
             return None
@@ -94,7 +108,7 @@ class RecordedDrawing:
         host.numpy()[: len(asked)] = asked
         settings.send(len(asked))
 
-    def _drawing_of(self, size: int) -> Callable[[], Tensor]:
+    def _drawing_of(self, size: int, cuts: bool) -> Callable[[], Tensor]:
         """Rows of nobody are drawn as all others are."""
         if self._logits is None or self._settings is None:
             most, dtype = self._sizes[-1], weighing_dtype(self._device.place)
@@ -109,7 +123,7 @@ class RecordedDrawing:
         def drawing() -> Tensor:
             key = high.long() * _HALF_KEY + low.long()
             asked = Asked(temperature, temperature, top_p, key, top_k.long())
-            drawn = draw_any(logits, asked, candidates_on(logits.device))
+            drawn = draw_any(logits, asked, candidates_on(logits.device), cuts=cuts, kernels=self._kernels)
             return drawn.packed(settings.dtype).view(-1, size)
 
         return drawing

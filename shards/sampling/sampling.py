@@ -216,10 +216,11 @@ def _read(
         chosen = [source.pick(row, picks) for row in part.rows]
         most = most_told(chosen, source.logits.shape[1])
         tokens, peaks, unsettled = ([*islice(numbers, len(part.rows))] for _ in range(3))
+        passed_over = source.passed_over
         for row, pick, token, peak, again in zip(part.rows, chosen, tokens, peaks, unsettled, strict=True):
             count = pick.logprobs
             told = [] if count is None else [*islice(numbers, 1 + 2 * most)]
-            if row in source.passed_over:
+            if row in passed_over:
                 continue
             if peak == -math.inf and source.is_changed:
                 read[row] = ValueError("of all tokens none is left that could be drawn")

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import struct
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from molink.shards.spec import ModelSpec
 
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 WHOLE_MODEL_BYTES = 22_000_000_000
 """Of a card that holds the whole of it with what the cases need beside."""
 
@@ -54,22 +57,31 @@ def write_random(scale: Scale, folder: Path, device: str) -> Path:
     return folder
 
 
-def write_sparse(scale: Scale, folder: Path) -> Path:
-    """Weights that are holes in a file, which reads as zeros: a model of any size without its disk space."""
+def write_sparse(scale: Scale, folder: Path, device: str, filled: Collection[int]) -> Path:
+    """Random weights, drawn on the device, in these layers and at both ends of the model; the others' are holes in a
+    file, which read as zeros: a model of any size without its disk space. Zeros move faster than numbers do."""
     with torch.device("meta"):
         shapes = LlamaForCausalLM(scale.config).state_dict()
     dtype = getattr(torch, scale.dtype)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
+    begins, end = {}, 0
     for name, tensor in shapes.items():
-        start, end = end, end + tensor.numel() * dtype.itemsize
+        begins[name], end = end, end + tensor.numel() * dtype.itemsize
         kind = {"bfloat16": "BF16", "float32": "F32"}[scale.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begins[name], end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    torch.manual_seed(0)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
+        for name, tensor in shapes.items():
+            layer = _LAYER.search(name)
+            if layer is None or int(layer[1]) in filled:
+                numbers = torch.randn(tensor.shape, device=device, dtype=dtype)
+                numbers = 0.02 * numbers if tensor.ndim > 1 else 1 + 0.02 * numbers
+                file.seek(8 + len(text) + begins[name])
+                file.write(memoryview(numbers.cpu().view(torch.uint8).numpy()))
     (folder / "config.json").write_text(json.dumps(_settings(scale)), encoding="utf-8")
     return folder
 

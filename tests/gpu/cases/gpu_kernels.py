@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from gpu.gpu_findings import CannotRun, Context, Findings
 from gpu.gpu_machine import missing_modules
+from gpu.kernels.drawing_shapes import SUM_BAR, drawing_cases
 from gpu.kernels.kernel_shapes import SLOT, TOLERANCES, Made, Shape, compared, shapes
 from gpu.kernels.latent_shapes import latent_cases
 from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases
 from support.devices.fused_reference import fused_here
 
+from molink.shards.kernels.drawing_kernels import drawing_kernels_on
 from molink.shards.kernels.fused import Activation, FusedKernels, NormKind, fused_on
 from molink.shards.paged_attention.paged import (
     BlockAddresses,
@@ -21,6 +23,7 @@ from molink.shards.paged_attention.paged import (
     PagedLatentAttention,
     RotaryAngles,
 )
+from molink.shards.sampling.drawing import DrawingKernels
 
 LONGEST = 32_000
 EVEN_BAR = 1.5
@@ -38,6 +41,8 @@ class _Kernels:
     attention: PagedAttention
     latents: PagedLatentAttention
     fused: FusedKernels
+    drawing: DrawingKernels | None = None
+    """None where operations draw."""
 
 
 def kernels(context: Context, findings: Findings) -> None:
@@ -46,7 +51,7 @@ def kernels(context: Context, findings: Findings) -> None:
     found = _kernels(context, findings)
     wanted = [*_calls(found, context)]
     deadline_s = time.monotonic() + context.budget_s - _RESERVE_S
-    most = dict.fromkeys(TOLERANCES, 0.0)
+    most = dict.fromkeys((*TOLERANCES, "float64"), 0.0)
     faults: list[str] = []
     left = list(context.share([str(index) for index in range(len(wanted))]))
     count = len(left)
@@ -55,7 +60,7 @@ def kernels(context: Context, findings: Findings) -> None:
         faults += wrong
         most[dtype] = max(most[dtype], difference)
     for dtype, difference in most.items():
-        findings.bound(f"{dtype}: off by, of a row's largest", difference, "", TOLERANCES[dtype])
+        findings.bound(f"{dtype}: off by, of a row's largest", difference, "", TOLERANCES.get(dtype, SUM_BAR))
     findings.hold("calls compared", not left, f"{count - len(left)} of {count}")
     findings.hold("calls that are wrong", not faults, "; ".join(faults) or "none", faults=faults)
 
@@ -77,6 +82,7 @@ def _calls(found: _Kernels, context: Context) -> Iterator[_Call]:
         *layer_cases(found.fused.layers, context.device, small=small),
         *byte_cases(found.fused.by_bytes, context.device, small=small),
         *_latent_cases(found.latents, context),
+        *(drawing_cases(found.drawing, context.device, small=small) if found.drawing else ()),
     ):
 
         def compare(case: Callable[[], object] = case) -> tuple[str, float, list[str]]:
@@ -125,7 +131,9 @@ def _kernels(context: Context, findings: Findings) -> _Kernels:
     assert decoding is not None
     assert decoding.latents is not None
     assert fused is not None
-    return _Kernels(decoding.attention, decoding.latents, fused)
+    drawing = drawing_kernels_on(torch.device(context.device))
+    findings.hold("kernels that draw tokens", drawing is not None, "used" if drawing else "not used")
+    return _Kernels(decoding.attention, decoding.latents, fused, drawing)
 
 
 def _interpreted() -> _Kernels:
@@ -133,6 +141,7 @@ def _interpreted() -> _Kernels:
 
     compute_bfloat16()
     from molink.shards.kernels.triton_bytes import TritonBytes
+    from molink.shards.kernels.triton_drawing import TritonDrawing
     from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.kernels.triton_layers import TritonLayers
     from molink.shards.paged_attention.paged_triton import TritonAttention
@@ -141,6 +150,7 @@ def _interpreted() -> _Kernels:
         TritonAttention(108),
         TritonLatents(108, 227 << 10),
         FusedKernels(TritonLayers(), TritonBytes(108, 64 << 10)),
+        TritonDrawing(),
     )
 
 

@@ -9,8 +9,9 @@ from gpu.gpu_findings import Context, Findings
 
 from molink.peer.compute.backend import MeasuredModel
 from molink.peer.profiling.profile import StepWork, predicted_ms
-from molink.peer.profiling.profiler import measure
+from molink.peer.profiling.profiler import measure, several_layers
 from molink.shards.batching.ways import DecodingWay
+from molink.shards.spec import Span
 
 SESSIONS = (1, 8, 64)
 SMALL_SESSIONS = (1, 2)
@@ -21,9 +22,12 @@ BAR = 0.15
 def prediction(context: Context, findings: Findings) -> None:
     """The profile is measured first, in a process that has compiled nothing, as at a peer's first start."""
     scale = scale_for(context)
-    folder = write_sparse(scale, context.folder)
+    spec = spec_for_scale(scale)
+    middle = Span(spec.layers // 2, spec.layers // 2 + 1)
+    measured = {0, *several_layers(spec, middle), spec.layers - 1}
+    folder = write_sparse(scale, context.folder, context.device, measured)
     began_s = time.perf_counter()
-    profile = measure(MeasuredModel(folder, spec_for_scale(scale), context.device, way=DecodingWay.FUSED))
+    profile = measure(MeasuredModel(folder, spec, context.device, way=DecodingWay.FUSED))
     findings.note("the profile", f"measured in {time.perf_counter() - began_s:.1f} s")
     batches = ", ".join(f"{one.batch_size}: {one.layer_ms:.3f}" for one in profile.layer_latencies)
     findings.note("a layer, by batch size", f"{batches} ms")

@@ -15,6 +15,7 @@ from support.models.circuit_runs import DEVICE, engine_with
 
 from molink.shards.batching.engine import Rows
 from molink.shards.device.device import Device
+from molink.shards.kernels.drawing_kernels import drawing_kernels_on
 from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import sample
@@ -91,7 +92,8 @@ def sampling(context: Context, findings: Findings) -> None:
     recorder = decoding_of(context.device, records=True).recorder
     assert recorder is not None
     before = 0 if context.small else torch.cuda.memory_reserved(context.device)
-    recorded = RecordedDrawing(vocabulary, (1, rows), Device(context.device), recorder)
+    device = Device(context.device)
+    recorded = RecordedDrawing(vocabulary, (1, rows), device, recorder, drawing_kernels_on(device.place))
     while recorded.record_next():
         continue
     if not context.small:

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from gpu.kernels.drawing_shapes import drawing_cases
 from gpu.kernels.kernel_shapes import HEAD_DIMS, TOLERANCES, compared, paired_shapes, shapes
 from gpu.kernels.latent_shapes import latent_cases
-from gpu.kernels.layer_shapes import byte_cases, layer_cases
+from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases
 
 LONGEST = 32_000
 
@@ -75,24 +77,17 @@ def main() -> None:
     parser.add_argument(
         "--layers", action="store_true", help="norms, gates, latents and products with bytes instead"
     )
+    parser.add_argument("--drawing", action="store_true", help="kernels that draw tokens instead")
     parser.add_argument("--small", action="store_true", help="the smaller ones of these")
     options = parser.parse_args()
     compute_bfloat16()
     torch.set_num_threads(1)
-    found = _layers(options) if options.layers else _attention(options)
+    found = _cases(options) if options.layers or options.drawing else _attention(options)
     print(json.dumps(found))
 
 
-def _layers(options: argparse.Namespace) -> dict[str, object]:
-    from molink.shards.kernels.triton_bytes import TritonBytes
-    from molink.shards.kernels.triton_latents import TritonLatents
-    from molink.shards.kernels.triton_layers import TritonLayers
-
-    small = options.small
-    cases = [*layer_cases(TritonLayers(), "cpu", small=small)]
-    for card in CARDS:
-        cases += byte_cases(TritonBytes(*card), "cpu", small=small)
-        cases += latent_cases(TritonLatents(*card), "cpu", 40 if small else 300, (*TOLERANCES,))
+def _cases(options: argparse.Namespace) -> dict[str, object]:
+    cases = [*(_drawing(options) if options.drawing else _layers(options))]
     ours = cases[options.part :: options.parts]
     most: dict[str, float] = {}
     faults: list[str] = []
@@ -101,6 +96,24 @@ def _layers(options: argparse.Namespace) -> dict[str, object]:
         most[found.dtype] = max(most.get(found.dtype, 0.0), found.difference)
         faults += found.faults
     return {"compared": len(ours), "of": len(cases), "most": most, "faults": faults}
+
+
+def _drawing(options: argparse.Namespace) -> Iterator[Case]:
+    from molink.shards.kernels.triton_drawing import TritonDrawing
+
+    return drawing_cases(TritonDrawing(), "cpu", small=options.small)
+
+
+def _layers(options: argparse.Namespace) -> Iterator[Case]:
+    from molink.shards.kernels.triton_bytes import TritonBytes
+    from molink.shards.kernels.triton_latents import TritonLatents
+    from molink.shards.kernels.triton_layers import TritonLayers
+
+    small = options.small
+    yield from layer_cases(TritonLayers(), "cpu", small=small)
+    for card in CARDS:
+        yield from byte_cases(TritonBytes(*card), "cpu", small=small)
+        yield from latent_cases(TritonLatents(*card), "cpu", 40 if small else 300, (*TOLERANCES,))
 
 
 def _attention(options: argparse.Namespace) -> dict[str, object]:

@@ -28,10 +28,11 @@ from gpu.kernels.pairs import pairwise
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from molink.shards.kernels import triton_bytes, triton_latents, triton_layers
+from molink.shards.kernels import triton_bytes, triton_drawing, triton_latents, triton_layers
 from molink.shards.kernels.fused import Activation, NormKind
 from molink.shards.paged_attention import paged_triton
 from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
+from molink.shards.sampling.drawing import Asked, LikelyTokens
 
 KERNELS = {
     "_store": (paged_triton,),
@@ -44,6 +45,8 @@ KERNELS = {
     "_gate": (triton_layers,),
     "_multiply": (triton_bytes,),
     "_add": (triton_bytes,),
+    "_race": (triton_drawing,),
+    "_race_of_likeliest": (triton_drawing,),
 }
 """The modules that launch each by this name."""
 LATENTS = (512, 64)
@@ -160,11 +163,13 @@ def compiled(launch: Launch, kernel: Any, card: Card, case: str) -> Taken:  # no
 
 
 _TYPE_NAMES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int64: "i64",
     torch.int8: "i8",
+    torch.bool: "i1",
 }
 
 
@@ -228,6 +233,19 @@ def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) ->
     return found
 
 
+def drawing_launches(vocabulary: int, candidates: int) -> list[Launch]:
+    """What two drawn rows launch."""
+    drawing = triton_drawing.TritonDrawing()
+    column = torch.ones(2, 1, dtype=torch.float64)
+    asked = Asked(column, column, column, column.long(), column.long())
+    logits = torch.zeros(2, vocabulary)
+    order = LikelyTokens.of(logits, torch.arange(2), candidates, whole=True)
+    with launches() as found:
+        drawing.race(logits, asked)
+        drawing.race_of_likeliest(order, asked, column, vocabulary)
+    return found
+
+
 def _cases(options: argparse.Namespace, card: Card) -> Iterator[tuple[str, list[Launch]]]:
     attended: Iterable[tuple[int, str, int]]
     layered: Iterable[tuple[int, str]]
@@ -242,6 +260,8 @@ def _cases(options: argparse.Namespace, card: Card) -> Iterator[tuple[str, list[
         yield case, attention_launches(card, head_dim, getattr(torch, dtype), group, processors=108)
     for dtype in options.dtypes:
         yield f"{dtype}, latents", latent_launches(card, getattr(torch, dtype), 128, processors=108)
+    for vocabulary, candidates in ((100, 4095), (128_256, 4095)):
+        yield f"drawings from {vocabulary}", drawing_launches(vocabulary, candidates)
     for dim, dtype in layered:
         yield f"{dtype}, rows of {dim}", layer_launches(card, getattr(torch, dtype), dim, processors=108)
 

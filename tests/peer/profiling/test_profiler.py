@@ -11,14 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.devices.brief_profile import measure_briefly
+from support.devices.paged_reference import decoding_here
 from support.models import tiny_models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records.records import LayerLatency
+from molink.peer.compute import backend
 from molink.peer.compute.backend import MeasuredModel
 from molink.peer.device.thread_choice import ProcessorTimes
 from molink.peer.profiling import layer_bench, profiler
-from molink.peer.profiling.layer_bench import BATCH_SIZES, FIRST_SIZES, PREFILL_TOKENS
+from molink.peer.profiling.layer_bench import BATCH_SIZES, FIRST_SIZES, PREFILL_TOKENS, LayerBench
 from molink.peer.profiling.profile import FLOOR_MS, Profile, at_most_the_next
 from molink.peer.profiling.profiler import (
     added_ms,
@@ -26,7 +28,7 @@ from molink.peer.profiling.profiler import (
     measure,
 )
 from molink.shards.checkpoint.store import describe
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import ModelSpec, Span
 
 
 def save_model(folder: Path, layers: int) -> tuple[Path, ModelSpec]:
@@ -75,6 +77,28 @@ def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
 
 
 @pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("records", [False, True])
+def test_a_head_is_not_lost_where_recorded_steps_always_have_it(
+    model: tuple[Path, ModelSpec], brief: None, monkeypatch: pytest.MonkeyPatch, records: bool
+) -> None:
+    """Steps through the last layer then take as long without logits as with them: others are what a head adds to."""
+    if records:
+        monkeypatch.setattr(backend, "decoding_in", lambda _way, _device: decoding_here(sizes=(1,))[0])
+    folder, spec = model
+    last = Span(spec.layers - 1, spec.layers)
+    timed: list[tuple[Span, bool]] = []
+    times_ms = LayerBench.step_times_ms
+
+    def noting(self: LayerBench, *, want_logits: bool) -> list[float]:
+        timed.append((self.span, want_logits))
+        return times_ms(self, want_logits=want_logits)
+
+    monkeypatch.setattr(LayerBench, "step_times_ms", noting)
+    measure(MeasuredModel(folder, spec, "cpu"))
+    assert (last, True) in timed
+    assert ((last, False) in timed) is not records
+
+
 def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
     lines: list[str] = []
     measure(MeasuredModel(*model, "cpu"), lines.append)

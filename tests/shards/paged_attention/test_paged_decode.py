@@ -254,12 +254,12 @@ def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyM
     recorded = 0
     while engine.record_next():
         recorded += 1
-    assert recorded == len(tapes.sizes) == 3 * len(SIZES), "two spans, and drawings behind the last layer"
+    assert recorded == len(tapes.sizes) == 4 * len(SIZES), "two spans, and two drawings behind the last layer"
     caches = {span: engine.new_cache(span, 8) for span in (Span(0, 3), Span(0, 6))}
-    assert len(tapes.sizes) == 4 * len(SIZES), "a session opens on a span that is no stage's"
+    assert len(tapes.sizes) == 5 * len(SIZES), "a session opens on a span that is no stage's"
     for span, cache in caches.items():
         engine.step(span, [Rows(cache, 1, (7,), logit_rows=0)], None)
-    assert len(tapes.sizes) == 4 * len(SIZES)
+    assert len(tapes.sizes) == 5 * len(SIZES)
     assert tapes.replays == 2
 
 

@@ -73,6 +73,20 @@ def test_interpreted_norms_gates_products_with_bytes_and_latents_are_float64_up_
     assert found["of"] == 3 * (3 * 3 * 2 + 2 * 2) + 3 * (3 * 2 * 3 + 3 * 3 * 3)
 
 
+@pytest.mark.timeout(900)
+def test_interpreted_drawings_are_those_of_the_operations_that_they_stand_for() -> None:
+    found = compared("--drawing", "--small")
+    assert found["faults"] == []
+    assert found["compared"] == 3 * 4 * 4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_interpreted_drawings_from_large_vocabularies_are_those_of_the_operations(part: int) -> None:
+    assert compared("--drawing", "--part", f"{part}", "--parts", f"{PARTS}")["faults"] == []
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))

@@ -14,6 +14,8 @@ from support.properties import examples
 from torch import Tensor
 
 from molink.shards.device.device import Device
+from molink.shards.kernels.drawing_kernels import checked, drawing_kernels_on
+from molink.shards.sampling.drawing import Asked, LikelyTokens, likeliest_winner, race_of_all
 from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import Sampled, sample_each
@@ -91,6 +93,22 @@ def test_rows_up_to_the_largest_size_are_drawn_in_one_launch_unless_they_want_mo
     assert launches(2) == 0, "the likeliest token is one operation"
 
 
+@pytest.mark.parametrize("cut", [0.0, 0.7])
+def test_of_more_equals_than_are_put_in_order_greedy_takes_the_lowest_id(
+    drawings: dict[int, tuple[RecordedDrawing, Tapes]], cut: float
+) -> None:
+    """The other row lets the likeliest be put in order."""
+    recorded, tapes = drawings[1500]
+    logits = torch.ones(2, 1500)
+    requests = [
+        SampleRequest(SamplingParams(), 7, 0),
+        SampleRequest(SamplingParams(temperature=0.8, top_p=1 - cut), 7, 1),
+    ]
+    before = tapes.replays
+    assert sample_each(logits, requests, recorded=recorded)[0] == Sampled(0, None, ())
+    assert tapes.replays > before
+
+
 def test_a_recording_that_fails_leaves_drawings_operation_by_operation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -132,12 +150,72 @@ def test_a_drawing_that_fails_when_it_is_played_is_made_good_at_once(
     assert not drawing.record_next()
 
 
+class Wrong:
+    """Kernels that draw the first token whatever there is."""
+
+    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        totals, winners = race_of_all(logits, asked)
+        return totals, torch.zeros_like(winners)
+
+    def race_of_likeliest(
+        self, order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
+        return likeliest_winner(order, asked, totals, vocabulary)
+
+
+class Right(Wrong):
+    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        return race_of_all(logits, asked)
+
+
+def test_kernels_that_draw_other_tokens_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    kernels = Right()
+    assert checked(kernels, torch.device("cpu")) is kernels
+    assert caplog.text == ""
+    assert checked(Wrong(), torch.device("cpu")) is None
+    assert "tokens are drawn without kernels: they draw others on cpu" in caplog.text
+    assert drawing_kernels_on(torch.device("cpu")) is None
+
+
+def test_recorded_drawings_are_made_of_the_kernels_that_there_are() -> None:
+    used = []
+
+    class Counted(Right):
+        def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+            used.append("all")
+            return race_of_all(logits, asked)
+
+        def race_of_likeliest(
+            self, order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
+        ) -> tuple[Tensor, Tensor]:
+            used.append("likeliest")
+            return likeliest_winner(order, asked, totals, vocabulary)
+
+    class Again:
+        """Plays a drawing by drawing again."""
+
+        def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            return step
+
+    drawing = RecordedDrawing(50, (1,), Device("cpu"), Again(), Counted())
+    while drawing.record_next():
+        continue
+    logits = torch.randn(1, 50)
+    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
+        used.clear()
+        request = SampleRequest(params, 3, 4)
+        assert sample_each(logits, [request], recorded=drawing) == sample_each(logits, [request])
+        assert used == (["all"] if params.top_p == 1 else ["all", "likeliest"])
+
+
 def test_drawings_are_recorded_where_the_last_layer_is_and_go_with_it(tiny_model: TinyModel) -> None:
     decoding, _, tapes = decoding_here(sizes=SIZES)
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
     while engine.record_next():
         continue
-    assert len(tapes.sizes) == 3 * len(SIZES), "two spans, and drawings"
+    assert len(tapes.sizes) == 4 * len(SIZES), (
+        "two spans, and drawings with the likeliest in order and without"
+    )
     drawing, logits = engine.recorded_drawing, torch.randn(1, engine.spec.vocabulary_size)
     assert drawing is not None
     request = SampleRequest(SamplingParams(temperature=1.0), 3, 4)

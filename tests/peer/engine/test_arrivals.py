@@ -1,0 +1,57 @@
+"""What is kept of rows that arrive, beside what layers compute with."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from molink.peer.engine.arrivals import of_activations
+from molink.peer.hop.events import RowsArrived
+from molink.peer.redundancy.input_log import InputLogs
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import decode, encode
+from molink.shards import codec
+from molink.shards.spec import ModelSpec
+
+ROWS, WIDTH = 40, 1024
+
+
+def spec() -> ModelSpec:
+    return ModelSpec(
+        model_hash="0" * 64, content_hash="0" * 64, name="none", architecture="llama", layers=4, hidden_size=WIDTH,
+        vocabulary_size=64, context_length=512, dtype="float32", quantization="none", layer_bytes=(1,) * 4,
+        embed_bytes=1, head_bytes=1, kv_bytes_per_token=(1,) * 4, stop_token_ids=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("header_bytes", range(4))
+def test_what_is_logged_stays_as_it_came_whatever_layers_write_over_their_inputs(
+    sessions: int, header_bytes: int
+) -> None:
+    """Received messages lie in memory that can be written to, anywhere in it."""
+    log = InputLogs(1 << 30).open("float32", 4 * WIDTH)
+    found = SimpleNamespace(
+        ended=False,
+        inputs=log,
+        is_head=False,
+        previous_peer_id="other",
+        receives_in="float32",
+        cache=object(),
+    )
+    rows = torch.randn(sessions * ROWS, WIDTH)
+    header = pb.Activations(hidden_size=WIDTH, dtype="float32")
+    for place in range(sessions):
+        session = bytes([place]) * (1 + header_bytes)
+        header.rows.append(pb.ActivationRow(session=session, step=1, rows=ROWS, prefill=True, position=0))
+    frame = decode(memoryview(bytearray(encode(header, codec.encode(rows, "float32")))))
+    table = SimpleNamespace(get=lambda _session, _epoch: found)
+    (event,) = of_activations("other", frame, header, table, spec())  # type: ignore[arg-type]
+    assert isinstance(event, RowsArrived)
+    for place, arrived in enumerate(event.rows):
+        payload, own = arrived[-1], rows[place * ROWS : (place + 1) * ROWS]
+        assert payload.hidden is not None
+        assert torch.equal(payload.hidden, own)
+        log.record(0, payload.encoded)
+        payload.hidden.zero_()
+        assert log.read(0, ROWS) == bytes(codec.bytes_of(own))
