@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from molink.client.circuit.scouting import sign_of_life
 from molink.client.epochs.patience import LEAST_ANSWER_S
@@ -40,6 +40,10 @@ CODES = frozenset(
 )
 
 Report = Callable[[str], None]
+
+
+HistoryTokens: TypeAlias = Callable[[], int]
+"""How many tokens a sequence has by now."""
 
 
 class LinkSource(Protocol):
@@ -136,7 +140,7 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
 
 
 async def prepare_all(
-    links: LinkSource, asked: ReservationRequest, deadline_s: float, history_tokens: Callable[[], int]
+    links: LinkSource, asked: ReservationRequest, deadline_s: float, history_tokens: HistoryTokens
 ) -> tuple[Link, ...]:
     """Tells all hops of the circuit of the next epoch, which begins at each with its first rows; returns the links to
     them when each could begin it. `history_tokens` is asked for the length of the sequence by then: a standby knows
@@ -158,7 +162,7 @@ async def _prepare(
     asked: ReservationRequest,
     hop: int,
     deadline_s: float,
-    history_tokens: Callable[[], int],
+    history_tokens: HistoryTokens,
 ) -> Link:
     clock, peer_id = asyncio.get_running_loop().time, asked.route.hops[hop].peer_id
     told = pb.Reserve(

@@ -234,23 +234,7 @@ class CopySender:
                 self._send(portion, [None] * len(portion.ranges))
         if not portions:
             return None
-        return IdleWork(partial(self._read, portions), partial(self._send_all, portions))
-
-    def _read(self, portions: Sequence[CopyPortion[ServedSession]]) -> list[list[bytes | bytearray | None]]:
-        """On the engine's thread, of each portion its ranges."""
-        return [self._read_ranges(one.ranges) for one in portions]
-
-    def _read_ranges(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
-        """None for what is not read there, or from a cache that cannot be read (any more)."""
-        parts: list[bytes | bytearray | None] = []
-        for one in ranges:
-            cache = one.key.cache if one.form is CopyForm.KEYS_AND_VALUES else None
-            try:
-                parts.append(cache.export(one.start, one.stop) if cache is not None else None)
-            except (ValueError, RuntimeError) as error:
-                _log.debug("a copy ends: %s", error)
-                parts.append(None)
-        return parts
+        return IdleWork(partial(_read, portions), partial(self._send_all, portions))
 
     def _send_all(
         self,
@@ -304,6 +288,24 @@ class CopySender:
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
         self._looks.look_now()
+
+
+def _read(portions: Sequence[CopyPortion[ServedSession]]) -> list[list[bytes | bytearray | None]]:
+    """On the engine's thread, of each portion its ranges."""
+    return [_read_ranges(one.ranges) for one in portions]
+
+
+def _read_ranges(ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
+    """None for what is not read there, or from a cache that cannot be read (any more)."""
+    parts: list[bytes | bytearray | None] = []
+    for one in ranges:
+        cache = one.key.cache if one.form is CopyForm.KEYS_AND_VALUES else None
+        try:
+            parts.append(cache.export(one.start, one.stop) if cache is not None else None)
+        except (ValueError, RuntimeError) as error:
+            _log.debug("a copy ends: %s", error)
+            parts.append(None)
+    return parts
 
 
 def _nothing(_: str, __: pb.CopiesKept) -> None:
