@@ -58,6 +58,8 @@ class _Progress:
     kept_tokens: int
     least_s: float = 0.0
     """When the tokens that wait may go, however few they are."""
+    on_demand: bool = False
+    """Whether it goes only once somebody waits for it."""
     sent: list[tuple[int, int]] = field(default_factory=list)
     """Of what is not kept: up to which token, and the bytes of each."""
     is_awaited: bool = False
@@ -120,14 +122,23 @@ class CopySending(Generic[Key]):
     def __len__(self) -> int:
         return len(self._copies)
 
-    def open(self, key: Key, partner: str, kept_tokens: int, token_bytes: Mapping[CopyForm, int]) -> bool:
+    def open(
+        self,
+        key: Key,
+        partner: str,
+        kept_tokens: int,
+        token_bytes: Mapping[CopyForm, int],
+        *,
+        on_demand: bool = False,
+    ) -> bool:
         """The partner has a copy of the session that covers so many tokens; it takes the forms of which a token's bytes
-        are given, and that from which it computes where the hop has it. False: it has begun too often."""
+        are given, and that from which it computes where the hop has it. `on_demand`: nothing goes before somebody waits
+        for it. False: it has begun too often."""
         self._openings[key] = self._openings.get(key, 0) + 1
         if self._openings[key] > MOST_OPENINGS:
             self._copies.pop(key, None)
             return False
-        self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens)
+        self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens, on_demand=on_demand)
         return True
 
     def kept_tokens(self, key: Key) -> int:
@@ -233,8 +244,7 @@ class CopySending(Generic[Key]):
     def _may_go(self, key: Key, copy: _Progress) -> bool:
         if key in self._hastened and not copy.is_awaited:
             copy.is_awaited = copy.sent_tokens == copy.kept_tokens
-            return copy.is_awaited
-        return True
+        return copy.is_awaited if key in self._hastened else not copy.on_demand
 
     def _gathering_s(
         self, lacking: Mapping[Key, tuple[CopyForm, int]], held: Mapping[Key, int], now_s: float

@@ -88,6 +88,11 @@ def _pays(costs: RoleCosts, here: HolderLoad, there: HolderLoad) -> bool:
     return costs.decode_s(-(-(mine + others) // 2)) < SHORTER_PART * costs.decode_s(mine)
 
 
+def is_worth_copying(prompt_tokens: int, most_tokens: int) -> bool:
+    """Whether a session of so many tokens at most, its prompt included, may go over at all."""
+    return most_tokens - prompt_tokens >= WORTH_TOKENS
+
+
 def _lasts(sequence: HeldSequence) -> bool:
     return sequence.room_tokens - sequence.tokens >= WORTH_TOKENS
 

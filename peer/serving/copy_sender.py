@@ -16,6 +16,7 @@ from molink.peer.compute.backend import StageEngine
 from molink.peer.engine.idle_engine import IdleEngine, IdleWork
 from molink.peer.engine.sessions import ServedSession, SessionTable
 from molink.peer.redundancy.copy_sending import PORTION_BYTES, CopyPortion, CopyRange, CopySending
+from molink.peer.redundancy.pair_roles import is_worth_copying
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
@@ -176,10 +177,17 @@ class CopySender:
         else:
             is_possible = kept_tokens <= session.plan.capacity_tokens
             sizes = self._token_bytes(session)
-            followed = is_possible and self._sending.open(session, link.peer_id, kept_tokens, sizes)
+            followed = is_possible and self._sending.open(
+                session, link.peer_id, kept_tokens, sizes, on_demand=self._is_on_demand(session)
+            )
         if followed and session.inputs is not None:
             session.inputs.kept_tokens = kept_tokens
         return followed
+
+    def _is_on_demand(self, session: ServedSession) -> bool:
+        """Between steps a line has better to do than the prompt of a session that ends before its copy is of use."""
+        plan = session.plan
+        return self._sending.always_awaited and not is_worth_copying(plan.prompt_tokens, plan.capacity_tokens)
 
     def _token_bytes(self, session: ServedSession) -> dict[CopyForm, int]:
         """Of the forms in which the session's copy may go: the one that its client wants, and keys and values where

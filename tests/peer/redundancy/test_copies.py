@@ -54,6 +54,14 @@ def test_beside_tokens_that_a_session_waits_for_those_of_others_go_on() -> None:
     assert [one.size_bytes for one in (first, second)] == [PORTION_BYTES // 32, PORTION_BYTES]
 
 
+def test_a_copy_on_demand_goes_once_somebody_waits_for_it() -> None:
+    sending: CopySending[str] = CopySending()
+    sending.open("a", "partner", 0, lines(10), on_demand=True)
+    assert sending.next_portion({"a": 500}, 1.0) == math.inf
+    sending.hasten("a")
+    assert ranges_of(portion_of(sending, {"a": 500})) == {"a": (0, 500)}
+
+
 def test_few_tokens_wait_a_moment_for_others_and_as_many_as_are_computed_in_one_step_do_not() -> None:
     sending: CopySending[str] = CopySending()
     sending.open("a", "partner", 0, lines(10))
