@@ -13,6 +13,7 @@ from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
     GrantedLeases,
+    HistoryTokens,
     HopRefused,
     Report,
     ReservationRequest,
@@ -125,17 +126,17 @@ class CircuitBuilder:
         return self.connection.links.find(peer_id) is None
 
     async def prepare(
-        self, planned: PlannedRoute, descriptor: pb.SessionDescriptor, history_tokens: int, deadline_s: float
+        self, planned: PlannedRoute, descriptor: pb.SessionDescriptor, tokens: HistoryTokens, until_s: float
     ) -> ActiveCircuit:
-        """Has a session's next circuit prepared, while the present one goes on.
+        """Has a session's next circuit prepared, while the present one goes on: it has so many `tokens` by then.
 
         Raises:
-            HopRefused: a hop could not begin it, or not by the deadline (the loop's clock). None of them is to.
+            HopRefused: a hop could not begin it, or not by `until_s` (the loop's clock). None of them is to.
         """
-        asked = ReservationRequest(descriptor, planned.route, planned.peers, history_tokens)
+        asked = ReservationRequest(descriptor, planned.route, planned.peers, tokens())
         self.route_selector.begin_session(descriptor)
         try:
-            links = await prepare_all(self.connection.links, asked, deadline_s)
+            links = await prepare_all(self.connection.links, asked, until_s, tokens)
         except BaseException as stopped:
             self.route_selector.end_session(descriptor)
             for hop in descriptor.hops:

@@ -188,8 +188,10 @@ class SessionMoves:
         return self._core.wants(circuit.route.peer_ids, asyncio.get_running_loop().time())
 
     def record_failed(self, refused: HopRefused) -> None:
-        """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again."""
-        if not self._core.elsewhere:
+        """The circuit could not be prepared: whoever refused to go on upon its copy is not asked again. A standby whose
+        copy was not whole in time keeps it, but for a hop that leaves: that one has no other time."""
+        is_kept = refused.code == "slow" and not self._core.leaving
+        if not (self._core.elsewhere or is_kept):
             self._standbys.lose(refused.peer_id)
         self._core.record_failed()
 
@@ -260,8 +262,9 @@ class SessionMoves:
         upcoming.prefix_blocks = b""  # what is computed from there on is upon what another peer has sent
         planned, builder, epoch = wanted.planned, self._circuit_builder, session.circuits.last_epoch
         descriptor = describe(upcoming, planned.route, planned.peers, builder.spec, epoch)
-        tokens = len(session.tokens.history)
-        circuit = await builder.prepare(planned, descriptor, tokens, wanted.deadline_s)
+        circuit = await builder.prepare(
+            planned, descriptor, lambda: len(session.tokens.history), wanted.deadline_s
+        )
         for old, new in zip(wanted.left.route.hops, circuit.route.hops, strict=True):
             if new.peer_id not in (old.peer_id, self._standbys.substitute(old.peer_id)):
                 builder.end_session(circuit.descriptor)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from molink.client.circuit.scouting import sign_of_life
 from molink.client.epochs.patience import LEAST_ANSWER_S
@@ -21,6 +21,8 @@ REQUEST_BYTES = 64
 """What a request's header holds beside its descriptor, at most."""
 REQUEST_TIMEOUT_S = 5.0
 READY_POLL_S = 1.0
+ON_THEIR_WAY_TOKENS = 32
+"""Of a session that goes over: what its client has and its standby's copy has not, at most, as both take some time."""
 WARM_POLL_S = 0.5
 """The same of a hop that has nothing to load: its answer says whether its engine stands still."""
 READY_WITHIN_S = 0.5
@@ -38,6 +40,10 @@ CODES = frozenset(
 )
 
 Report = Callable[[str], None]
+
+
+HistoryTokens: TypeAlias = Callable[[], int]
+"""How many tokens a sequence has by now."""
 
 
 class LinkSource(Protocol):
@@ -133,21 +139,31 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
     return GrantedLease(link, _held_tokens(response.readiness, asked) if is_ready else None)
 
 
-async def prepare_all(links: LinkSource, asked: ReservationRequest, deadline_s: float) -> tuple[Link, ...]:
+async def prepare_all(
+    links: LinkSource, asked: ReservationRequest, deadline_s: float, history_tokens: HistoryTokens
+) -> tuple[Link, ...]:
     """Tells all hops of the circuit of the next epoch, which begins at each with its first rows; returns the links to
-    them when each could begin it.
+    them when each could begin it. `history_tokens` is asked for the length of the sequence by then: a standby knows
+    what its copy lacks only as of what has come last, which may be long ago.
 
     Raises:
         HopRefused: the first one that could not, with the code `slow` if not by the deadline (the loop's clock).
     """
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_prepare(links, asked, hop, deadline_s)) for hop in range(len(asked.route.hops))
+            group.create_task(_prepare(links, asked, hop, deadline_s, history_tokens))
+            for hop in range(len(asked.route.hops))
         ]
     return tuple(task.result() for task in tasks)
 
 
-async def _prepare(links: LinkSource, asked: ReservationRequest, hop: int, deadline_s: float) -> Link:
+async def _prepare(
+    links: LinkSource,
+    asked: ReservationRequest,
+    hop: int,
+    deadline_s: float,
+    history_tokens: HistoryTokens,
+) -> Link:
     clock, peer_id = asyncio.get_running_loop().time, asked.route.hops[hop].peer_id
     told = pb.Reserve(
         descriptor=asked.descriptor, hop=hop, prepare=True, ready_within_ms=round(READY_POLL_S * 1000)
@@ -156,10 +172,11 @@ async def _prepare(links: LinkSource, asked: ReservationRequest, hop: int, deadl
         async with asyncio.timeout_at(deadline_s):
             link = await links.to(asked.peers[peer_id].facts)
             while True:
-                asked_s = clock()
+                asked_s, least_tokens = clock(), history_tokens() - ON_THEIR_WAY_TOKENS
                 response, _ = await link.request(pb.Request(reserve=told), READY_POLL_S + REQUEST_TIMEOUT_S)
                 _require_granted(response, peer_id, asked.descriptor)
-                if response.readiness.ready:
+                held_tokens = response.readiness.held_tokens  # 0: it is no standby, or does not say
+                if response.readiness.ready and (not held_tokens or held_tokens >= least_tokens):
                     return link
                 # it answers when that time is over; one that answers sooner is not asked more often for it
                 await asyncio.sleep(max(0.0, asked_s + READY_POLL_S - clock()))

@@ -215,6 +215,13 @@ def criteria(avoid: frozenset[str], *, first: bool) -> Criteria:
     return Criteria(avoid=avoid, algorithm=QUICK)
 
 
+def _share_work(peers: Mapping[str, PeerView], one: str, other: str) -> bool:
+    """Whether these two holders of a span share its work by roles: which of them decodes a session they know better,
+    who know what either computes now."""
+    known = (peers.get(one), peers.get(other))
+    return all(view is not None and view.facts.pairs for view in known)
+
+
 @dataclass(frozen=True, slots=True)
 class BetterCircuit:
     """A circuit that a session is to go over to."""
@@ -268,6 +275,8 @@ class StandbyChoice:
         if found.peer_ids == route.peer_ids or any(hop.cold_spans for hop in found.hops):
             return None
         planned = PlannedRoute(found, {view.peer_id: view for view in views})
+        if any(_share_work(planned.peers, *pair) for pair in (replaced_hops(route, found) or {}).items()):
+            return None
         spans = {hop.peer_id: hop.span for hop in route.hops}
         replaced = {
             peer_id: (planned.peers[other], copy_costs(self._spec, spans[peer_id], self._spec.dtype)[0].form)

@@ -197,7 +197,8 @@ class PeerFacts:
     sampling_abilities: tuple[str, ...] = ()
     """What it can do where it draws tokens as a circuit's tail, beside what every peer can: PENALTIES, GRAMMARS."""
     pairs: bool = False
-    """Whether its sessions go over to their partners while it computes prompts: copies are of keys and values then."""
+    """Whether its sessions may go over to their partners while it computes prompts: copies are of keys and values then,
+    where its line is not known to be too thin."""
     region: str = ""
     """Where its owner says that it is, for people to see; routers go by what is measured."""
     drafts: tuple[AnnouncedDraft, ...] = ()

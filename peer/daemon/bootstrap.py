@@ -257,7 +257,7 @@ class Bootstrap:
             computing.limits.max_tokens,
             partner.keeps_copies,
             partner.partner_peer_id,
-            settings.options.roles == "pairs",
+            settings.options.roles in ("pairs", "auto"),
             settings.options.region or "",
             (PENALTIES, GUESSES, *offered.tail_abilities),
             () if self._guesses is None else self._guesses.announced,

@@ -3,18 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from molink.peer.compute.backend import StageEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.idle_engine import IdleEngine, IdleWork
 from molink.peer.engine.kept_copy import KeptCopy, WaitingPart
 from molink.peer.redundancy.copy_intake import ComputingPace
+from molink.peer.redundancy.copy_sending import PORTION_BYTES
 from molink.routing.routes.copy_forms import CopyForm
 
 FINISHED_WITHIN_S = 1.0
 """So long a copy that takes its hop's place is completed from what has come; the rest all hops compute again."""
 _log = logging.getLogger(__name__)
+
+Piece: TypeAlias = tuple[KeptCopy, WaitingPart]
 
 
 class CopyWriter:
@@ -39,9 +43,9 @@ class CopyWriter:
         self._alarm: asyncio.TimerHandle | None = None
         self.computed_tokens = 0
         """Of copies, from what their hops have sent."""
-        idle.add_source(
-            self._next_work, lambda: any(one.is_awaited for one in copies.values()), self._next_writing
-        )
+        self.between_steps = False
+        """Whether copies are written beside sessions that always step, too."""
+        idle.add_source(self._next_work, self._is_awaited, self._next_writing)
 
     def wake(self) -> None:
         """Something may be there to be written."""
@@ -67,14 +71,20 @@ class CopyWriter:
         if self._alarm is not None:
             self._alarm.cancel()
 
+    def _is_awaited(self) -> bool:
+        return any(
+            one.is_awaited or (self.between_steps and one.parts_to_write()) for one in self._copies.values()
+        )
+
     def _next_writing(self) -> IdleWork | None:
-        """A piece of what only has to be written: an engine that is never idle computes nothing of copies."""
+        """What only has to be written: an engine that is never idle computes nothing of copies."""
         return self._next_work(CopyForm.KEYS_AND_VALUES)
 
     def _next_work(self, only: CopyForm | None = None) -> IdleWork | None:
-        """A piece of what waits, of copies in turn; of that form alone, if one is named."""
+        """Some of what waits, of copies in turn, those first that sessions wait for: a piece that is computed, or parts
+        that are written; of that form alone, if one is named."""
         waiting = [one for one in self._copies.values() if one.cache and one.waiting]
-        if any(one.is_written for one in waiting):
+        if any(one.written_parts for one in waiting):
             return None
         waiting = [one for one in waiting if only in (None, one.waiting[0].form)]
         if not waiting:
@@ -85,31 +95,70 @@ class CopyWriter:
             self._wake_at(min(one.due_s() for one in waiting))
             return None
         after = ready.index(self._latest) + 1 if self._latest in ready else 0
-        self._latest = kept = ready[after % len(ready)]
-        piece = kept.next_piece(self._pace.tokens)
-        kept.is_written = True
-        return IdleWork(lambda: self._write(kept, piece), lambda error: self._written(kept, piece, error))
+        turns = sorted(ready[after:] + ready[:after], key=_may_wait)
+        self._latest = first = turns[0]
+        if first.waiting[0].form is CopyForm.KEYS_AND_VALUES:
+            pieces = _together(turns)
+        else:
+            pieces = [(first, first.next_piece(self._pace.tokens))]
+        for kept, _ in pieces:
+            kept.written_parts += 1
+        return IdleWork(lambda: self._write_all(pieces), lambda errors: self._all_written(pieces, errors))
+
+    def _write_all(self, pieces: Sequence[Piece]) -> list[Exception | None]:
+        """On the engine's thread. What is wrong with one copy's part is no other copy's fault."""
+        errors: list[Exception | None] = []
+        for kept, piece in pieces:
+            try:
+                self._write(kept, piece)
+            except (ValueError, RuntimeError) as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
 
     def _write(self, kept: KeptCopy, piece: WaitingPart) -> None:
-        """On the engine's thread."""
         began_s = time.perf_counter()
         kept.write(piece, self._engine)
         if piece.form is not CopyForm.KEYS_AND_VALUES:
             self._pace.record(piece.tokens, time.perf_counter() - began_s)
             self.computed_tokens += piece.tokens
 
-    def _written(self, kept: KeptCopy, piece: WaitingPart, error: Exception | None) -> None:
-        kept.is_written = False
-        if not kept.waiting or kept.waiting[0] is not piece:
-            return
-        if error is None:
-            kept.record_written(piece)
-        else:
-            kept.waiting.popleft()
-        if self._copies.get(kept.plan.key.session) is kept:
-            self._told(kept, error)
+    def _all_written(self, pieces: Sequence[Piece], errors: "Sequence[Exception | None] | Exception") -> None:
+        if isinstance(errors, Exception):
+            errors = [errors] * len(pieces)
+        faults: dict[KeptCopy, Exception | None] = {}
+        for (kept, piece), error in zip(pieces, errors, strict=True):
+            kept.written_parts -= 1
+            faults[kept] = faults.get(kept) or error
+            if not kept.waiting or kept.waiting[0] is not piece:
+                continue
+            if error is None:
+                kept.record_written(piece)
+            else:
+                kept.waiting.popleft()
+        for kept, fault in faults.items():
+            if self._copies.get(kept.plan.key.session) is kept:
+                self._told(kept, fault)
 
     def _wake_at(self, at_s: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = asyncio.get_running_loop().call_at(at_s, self._idle.wake)
+
+
+def _may_wait(kept: KeptCopy) -> bool:
+    return not kept.is_awaited
+
+
+def _together(turns: Sequence[KeptCopy]) -> list[Piece]:
+    """Parts that are written in one go: of each copy in turn, up to PORTION_BYTES, and one in any case."""
+    pieces: list[Piece] = []
+    size_bytes = 0
+    for kept in turns:
+        for part in kept.parts_to_write():
+            size_bytes += len(part.content)
+            if pieces and size_bytes > PORTION_BYTES:
+                return pieces
+            pieces.append((kept, part))
+    return pieces

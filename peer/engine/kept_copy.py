@@ -1,7 +1,9 @@
 """A second copy of one hop's KV cache of one session, as its standby has it."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 import torch
 
@@ -62,8 +64,8 @@ class KeptCopy:
     waiting: deque[WaitingPart] = field(default_factory=deque)
     is_awaited: bool = False
     """Whether its session is about to go on here."""
-    is_written: bool = False
-    """Whether the first part that waits is being written."""
+    written_parts: int = 0
+    """Those that are being written: the first of the parts that wait."""
 
     @property
     def span(self) -> Span:
@@ -76,12 +78,12 @@ class KeptCopy:
 
     def restart(self) -> None:
         """What waits, but for what is being written, is dropped."""
-        writing = self.waiting[0] if self.is_written and self.waiting else None
+        writing = tuple(islice(self.waiting, self.written_parts))
         self.waiting.clear()
         self.intake.restart()
-        if writing is not None:
-            self.waiting.append(writing)
-            self.intake.fault_of(writing.start, writing.tokens, len(writing.content))
+        for part in writing:
+            self.waiting.append(part)
+            self.intake.fault_of(part.start, part.tokens, len(part.content))
             self.intake.is_begun = False
 
     def fault_of(self, part: pb.CopyPart, spec: ModelSpec) -> str | None:
@@ -112,7 +114,7 @@ class KeptCopy:
 
     def next_piece(self, most_tokens: int) -> WaitingPart:
         """The first of what waits, from now on in one part: what is computed, as so many tokens at most."""
-        if self.is_written:
+        if self.written_parts:
             return self.waiting[0]
         piece = self.waiting.popleft()
         if piece.form is not CopyForm.KEYS_AND_VALUES:
@@ -126,6 +128,10 @@ class KeptCopy:
                 self.waiting.appendleft(rest)
         self.waiting.appendleft(piece)
         return piece
+
+    def parts_to_write(self) -> Sequence[WaitingPart]:
+        """The parts from the first on that only have to be written."""
+        return tuple(takewhile(_is_lines, self.waiting))
 
     def record_written(self, piece: WaitingPart) -> None:
         """The first part that waits is the cache's."""
@@ -167,6 +173,10 @@ class KeptCopy:
     @staticmethod
     def _continues(piece: WaitingPart, behind: WaitingPart) -> bool:
         return (piece.form, piece.encoding) == (behind.form, behind.encoding)
+
+
+def _is_lines(part: WaitingPart) -> bool:
+    return part.form is CopyForm.KEYS_AND_VALUES
 
 
 def input_rows(plan: SessionPlan, hop: int, spec: ModelSpec) -> tuple[str, int]:

@@ -155,6 +155,14 @@ class EngineTurns(Generic[Session, Payload]):
         self.is_busy = True
         return ComputeSlice(layered.next_slice(self._decoding(now_s)))
 
+    def end_decode(self, session: Session, *, goes_over: bool) -> None:
+        """The session decodes here no longer. If it goes over to another peer the copy there has yet to get what it
+        lacks, between two steps: until the session has left, prompts are computed as if it decoded here."""
+        if not goes_over:
+            session.decoding = None
+        elif session.decoding is not None:
+            session.decoding.waits = True
+
     def _decoding(self, now_s: float) -> int:
         """How many sessions wait for a decode step of this peer, that is here or on its way."""
         return sum(one.decoding is not None and one.decoding.is_near(now_s) for one in self._sessions)

@@ -294,7 +294,7 @@ class HopCore(Generic[Session, Payload]):
                 progress.guesser.record_trip([token[4] for token in trip], guessed)
             if is_last or (progress.moves and not guessed):
                 self._head.end_decode(session)
-                session.decoding = None
+                self._turns.end_decode(session, goes_over=not is_last)
                 over += [] if is_last else [events.EpochOver(session, position, payload)]
             elif not self._head.awaits_guesses(session, step + 1, payload):
                 self._go_on(session, step + 1, payload, now_s)

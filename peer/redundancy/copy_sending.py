@@ -44,6 +44,7 @@ class CopyPortion(Generic[Key]):
     ranges: tuple[CopyRange[Key], ...]
     is_awaited: bool = False
     """Whether sessions wait for it to go on at the partner."""
+    size_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class _Progress:
     kept_tokens: int
     least_s: float = 0.0
     """When the tokens that wait may go, however few they are."""
+    on_demand: bool = False
+    """Whether it goes only once somebody waits for it."""
     sent: list[tuple[int, int]] = field(default_factory=list)
     """Of what is not kept: up to which token, and the bytes of each."""
     is_awaited: bool = False
@@ -119,14 +122,23 @@ class CopySending(Generic[Key]):
     def __len__(self) -> int:
         return len(self._copies)
 
-    def open(self, key: Key, partner: str, kept_tokens: int, token_bytes: Mapping[CopyForm, int]) -> bool:
+    def open(
+        self,
+        key: Key,
+        partner: str,
+        kept_tokens: int,
+        token_bytes: Mapping[CopyForm, int],
+        *,
+        on_demand: bool = False,
+    ) -> bool:
         """The partner has a copy of the session that covers so many tokens; it takes the forms of which a token's bytes
-        are given, and that from which it computes where the hop has it. False: it has begun too often."""
+        are given, and that from which it computes where the hop has it. `on_demand`: nothing goes before somebody waits
+        for it. False: it has begun too often."""
         self._openings[key] = self._openings.get(key, 0) + 1
         if self._openings[key] > MOST_OPENINGS:
             self._copies.pop(key, None)
             return False
-        self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens)
+        self._copies[key] = _Progress(partner, token_bytes, kept_tokens, kept_tokens, on_demand=on_demand)
         return True
 
     def kept_tokens(self, key: Key) -> int:
@@ -160,9 +172,12 @@ class CopySending(Generic[Key]):
     @property
     def is_hastened(self) -> bool:
         """Whether somebody waits for one of the copies."""
-        return (self.always_awaited and bool(self._copies)) or any(
-            key in self._copies for key in self._hastened
-        )
+        return any(key in self._copies for key in self._hastened)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether copies are made beside sessions that always step."""
+        return self.is_hastened or (self.always_awaited and bool(self._copies))
 
     def stop(self, key: Key) -> None:
         """No more of the session is copied, unless a partner begins anew."""
@@ -199,9 +214,9 @@ class CopySending(Generic[Key]):
             if wait_s > now_s:
                 due_s = min(due_s, wait_s)
                 continue
-            ranges = self._ranges(partner, lacking)
+            ranges, size_bytes = self._ranges(partner, lacking)
             if ranges:
-                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited)
+                return CopyPortion(partner, ranges, self._copies[ranges[0].key].is_awaited, size_bytes)
         return due_s
 
     def _partners(self) -> tuple[str, ...]:
@@ -229,8 +244,7 @@ class CopySending(Generic[Key]):
     def _may_go(self, key: Key, copy: _Progress) -> bool:
         if key in self._hastened and not copy.is_awaited:
             copy.is_awaited = copy.sent_tokens == copy.kept_tokens
-            return copy.is_awaited
-        return True
+        return copy.is_awaited if key in self._hastened else not copy.on_demand
 
     def _gathering_s(
         self, lacking: Mapping[Key, tuple[CopyForm, int]], held: Mapping[Key, int], now_s: float
@@ -249,10 +263,11 @@ class CopySending(Generic[Key]):
 
     def _ranges(
         self, partner: str, lacking: Mapping[Key, tuple[CopyForm, int]]
-    ) -> tuple[CopyRange[Key], ...]:
+    ) -> tuple[tuple[CopyRange[Key], ...], int]:
         unkept_bytes = sum(copy.unkept_bytes for copy in self._copies.values() if copy.partner == partner)
         room_bytes = min(PORTION_BYTES, WINDOW_BYTES - unkept_bytes)
         ranges: list[CopyRange[Key]] = []
+        size_bytes = 0
         for key, (form, stop) in lacking.items():
             copy = self._copies[key]
             token_bytes = max(1, copy.token_bytes[form])
@@ -263,6 +278,7 @@ class CopySending(Generic[Key]):
                 continue
             ranges.append(CopyRange(key, copy.sent_tokens, copy.sent_tokens + tokens, form))
             room_bytes -= tokens * token_bytes
+            size_bytes += tokens * token_bytes
             copy.send(tokens, token_bytes)
             self._copies[key] = self._copies.pop(key)
-        return tuple(ranges)
+        return tuple(ranges), size_bytes

@@ -6,7 +6,7 @@ sessions that are at home with it, by what the other has said last.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from molink.peer.redundancy.pair_balance import HeldSequence, balanced
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.1
 QUIET_S = 1.0
 """After the last prompt of either, sessions stay where they are so long: the next one may be on its way."""
 WORTH_TOKENS = 32
-"""Prompts that are shorter together are over before a session has gone over."""
+"""Prompts that are shorter together, and generations of which less is left, are over before a session has gone over."""
 BETTER_PART = 0.8
 """Roles are taken if what decode loses by them is less than so much of what it loses by pieces."""
 SHORTER_PART = 0.9
@@ -88,6 +88,15 @@ def _pays(costs: RoleCosts, here: HolderLoad, there: HolderLoad) -> bool:
     return costs.decode_s(-(-(mine + others) // 2)) < SHORTER_PART * costs.decode_s(mine)
 
 
+def is_worth_copying(prompt_tokens: int, most_tokens: int) -> bool:
+    """Whether a session of so many tokens at most, its prompt included, may go over at all."""
+    return most_tokens - prompt_tokens >= WORTH_TOKENS
+
+
+def _lasts(sequence: HeldSequence) -> bool:
+    return sequence.room_tokens - sequence.tokens >= WORTH_TOKENS
+
+
 def going_over(
     roles: Roles,
     here: HolderLoad,
@@ -118,6 +127,7 @@ def going_over(
         decoding = (HERE, THERE)
     else:
         return ()
+    copied = [one if _lasts(one) else replace(one, holders=(one.home,)) for one in copied]
     last = max((one.number for one in copied), default=-1)
     fixed = [
         HeldSequence(last + at, tokens, tokens, THERE, (THERE,))

@@ -203,7 +203,7 @@ class CopyKeeper:
             return
         until_s = clock() + SETTLED_WITHIN_S
         while clock() < until_s:  # the hop goes on behind what is being written
-            if not kept.is_written:
+            if not kept.written_parts:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         self._tell_hop((kept,))

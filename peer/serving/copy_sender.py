@@ -15,7 +15,8 @@ from molink.dht.refusals import RefusalLog
 from molink.peer.compute.backend import StageEngine
 from molink.peer.engine.idle_engine import IdleEngine, IdleWork
 from molink.peer.engine.sessions import ServedSession, SessionTable
-from molink.peer.redundancy.copy_sending import CopyPortion, CopyRange, CopySending
+from molink.peer.redundancy.copy_sending import PORTION_BYTES, CopyPortion, CopyRange, CopySending
+from molink.peer.redundancy.pair_roles import is_worth_copying
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
@@ -103,7 +104,7 @@ class CopySender:
         """Of copies, so far."""
         self.sent_tokens: dict[CopyForm, int] = dict.fromkeys(CopyForm, 0)
         """Of copies, so far, in each form."""
-        idle.add_source(self._next_work, lambda: self._sending.is_hastened, self._next_work)
+        idle.add_source(self._next_work, lambda: self._sending.is_awaited, self._next_work)
 
     def __len__(self) -> int:
         """Sessions of which a copy is made."""
@@ -176,10 +177,17 @@ class CopySender:
         else:
             is_possible = kept_tokens <= session.plan.capacity_tokens
             sizes = self._token_bytes(session)
-            followed = is_possible and self._sending.open(session, link.peer_id, kept_tokens, sizes)
+            followed = is_possible and self._sending.open(
+                session, link.peer_id, kept_tokens, sizes, on_demand=self._is_on_demand(session)
+            )
         if followed and session.inputs is not None:
             session.inputs.kept_tokens = kept_tokens
         return followed
+
+    def _is_on_demand(self, session: ServedSession) -> bool:
+        """Between steps a line has better to do than the prompt of a session that ends before its copy is of use."""
+        plan = session.plan
+        return self._sending.always_awaited and not is_worth_copying(plan.prompt_tokens, plan.capacity_tokens)
 
     def _token_bytes(self, session: ServedSession) -> dict[CopyForm, int]:
         """Of the forms in which the session's copy may go: the one that its client wants, and keys and values where
@@ -216,43 +224,40 @@ class CopySender:
         }
 
     def _next_work(self) -> IdleWork | None:
-        """The next portion that is read on the engine's thread; what comes before it and is not goes at once."""
+        """The next portions that are read on the engine's thread, of PORTION_BYTES together or a little more: beside
+        the few tokens that sessions wait for, others' copies go on. What need not be read goes at once."""
         if self._looks.is_early(time.perf_counter()) and not self._sending.is_hastened:
             return None
-        while len(self._sending):
+        portions: list[CopyPortion[ServedSession]] = []
+        while len(self._sending) and sum(one.size_bytes for one in portions) < PORTION_BYTES:
             held, now_s = self._held_tokens(), time.perf_counter()
             inputs_from = {one: one.inputs.start for one in held if one.inputs is not None}
             portion = self._sending.next_portion(held, now_s, inputs_from)
             if not isinstance(portion, CopyPortion):
                 self._looks.record_look(now_s, portion)
-                return None
-            ranges = portion.ranges
-            if any(one.form is CopyForm.KEYS_AND_VALUES for one in ranges):
-                return IdleWork(partial(self._read, ranges), partial(self._send, portion))
-            self._send(portion, [None] * len(ranges))
-        return None
+                break
+            if any(one.form is CopyForm.KEYS_AND_VALUES for one in portion.ranges):
+                portions.append(portion)
+            else:
+                self._send(portion, [None] * len(portion.ranges))
+        if not portions:
+            return None
+        return IdleWork(partial(_read, portions), partial(self._send_all, portions))
 
-    def _read(self, ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
-        """On the engine's thread. None for what is not read there, or from a cache that cannot be read (any more)."""
-        parts: list[bytes | bytearray | None] = []
-        for one in ranges:
-            cache = one.key.cache if one.form is CopyForm.KEYS_AND_VALUES else None
-            try:
-                parts.append(cache.export(one.start, one.stop) if cache is not None else None)
-            except (ValueError, RuntimeError) as error:
-                _log.debug("a copy ends: %s", error)
-                parts.append(None)
-        return parts
-
-    def _send(
+    def _send_all(
         self,
-        portion: CopyPortion[ServedSession],
-        read: "Sequence[bytes | bytearray | None] | Exception",
+        portions: Sequence[CopyPortion[ServedSession]],
+        read: "Sequence[Sequence[bytes | bytearray | None]] | Exception",
     ) -> None:
-        """Posts what was read. A link without room is no error: the copy is behind."""
+        """Posts what was read."""
         if isinstance(read, Exception):
             _log.error("copies could not be read", exc_info=read)
-            read = [None] * len(portion.ranges)
+            read = [[None] * len(one.ranges) for one in portions]
+        for portion, parts in zip(portions, read, strict=True):
+            self._send(portion, parts)
+
+    def _send(self, portion: CopyPortion[ServedSession], read: Sequence[bytes | bytearray | None]) -> None:
+        """Posts what was read of a portion. A link without room is no error: the copy is behind."""
         header, payload, sessions = pb.CopyParts(), [], []
         for one, exported in zip(portion.ranges, read, strict=True):
             session = one.key
@@ -291,6 +296,24 @@ class CopySender:
     def _room(self, partner: str) -> None:
         self._sending.record_room(partner)
         self._looks.look_now()
+
+
+def _read(portions: Sequence[CopyPortion[ServedSession]]) -> list[list[bytes | bytearray | None]]:
+    """On the engine's thread, of each portion its ranges."""
+    return [_read_ranges(one.ranges) for one in portions]
+
+
+def _read_ranges(ranges: Sequence[CopyRange[ServedSession]]) -> list[bytes | bytearray | None]:
+    """None for what is not read there, or from a cache that cannot be read (any more)."""
+    parts: list[bytes | bytearray | None] = []
+    for one in ranges:
+        cache = one.key.cache if one.form is CopyForm.KEYS_AND_VALUES else None
+        try:
+            parts.append(cache.export(one.start, one.stop) if cache is not None else None)
+        except (ValueError, RuntimeError) as error:
+            _log.debug("a copy ends: %s", error)
+            parts.append(None)
+    return parts
 
 
 def _nothing(_: str, __: pb.CopiesKept) -> None:

@@ -257,9 +257,10 @@ class DataPlane:
     ) -> Copying:
         engine, thread = compute.backend.engine, self._engine_thread
         idle = IdleEngine(thread)
-        always = roles is Roles.PAIRS
+        always = roles in (Roles.PAIRS, Roles.AUTO)
         sender = CopySender(engine, idle, self.sessions, neighbours, self.links, between_steps=always)
         keeper = CopyKeeper(peer_id, engine, compute.leases, thread, idle, logs, neighbours)
+        keeper.writer.between_steps = always
         return Copying(sender, keeper, logs, engine.spec)
 
     def say_leaving(self, within_s: float, reason: str) -> None:

@@ -23,7 +23,7 @@ from molink.peer.redundancy.pair_roles import (
 from molink.peer.serving.copying import Copying
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.routing.routes.copy_forms import CopyForm
+from molink.routing.routes.copy_forms import GATHERED_TOKENS, CopyForm
 from molink.shards.spec import ModelSpec, Span
 
 FRESH_S = 2.0
@@ -32,8 +32,9 @@ STAY_S = 1.0
 """A session that has just come is not sent back for balance."""
 WITHIN_S = 3.0
 """A session that has not gone over by then does not."""
-BEHIND_TOKENS = 16
-"""What a copy may lack when its session is to go over: it gets the rest meanwhile."""
+BEHIND_TOKENS = 2 * GATHERED_TOKENS
+"""What a copy may lack when its session is to go over, which gathers new tokens and has some on their way: it gets the
+rest meanwhile."""
 UNKNOWN_MOVE_S = 0.1
 """What a session waits when it goes over, where the round trip to the partner is not known."""
 MOST_SESSIONS = 1024

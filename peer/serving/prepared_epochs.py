@@ -145,7 +145,9 @@ class PreparedEpochs:
         if self._prepared.get(plan.key.session) is not known:
             raise RequestRefused("epoch", "another epoch has taken the place of this one")
         self._require_cache(link, plan, hop)
-        return pb.Readiness(ready=lacking <= most_lacking)
+        copy = self._copy(plan.key.session)
+        held_tokens = 0 if copy is None else copy.intake.kept_tokens
+        return pb.Readiness(ready=lacking <= most_lacking, held_tokens=held_tokens)
 
     def knows(self, key: LeaseKey, asker: str) -> bool:
         """Whether that client has prepared this epoch here, and it has not begun."""

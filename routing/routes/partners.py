@@ -100,8 +100,10 @@ def choose_partners(
     the latencies that it announces, in half of its idle time; keys and values need no computing, and are all that goes
     to those `without_time`, who were seen not to keep up. A hop whose peer cannot send its copy as fast as that grows
     gets none: half of what decode leaves of its uplink, divided among its sessions, has to carry it at the route's
-    TPOT. `activation_codec` is what the session asks for. Equal snapshots give equal choices, in whatever order their
-    peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a shortlist.
+    TPOT. Of a peer that shares work with its partner the copy goes as keys and values, if all that decode leaves can
+    carry these, or is not known. `activation_codec` is what the session asks for. Equal snapshots give equal choices,
+    in whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a
+    shortlist.
 
     Raises:
         ValueError: the route has no such hop.
@@ -209,8 +211,7 @@ def _able(
         if one.token_bytes * copied.tokens_per_s <= left_bytes_per_s
     ]
     if view.facts.pairs:  # a partner that computes the same prompts could not decode meanwhile
-        costs = copy_costs(model, span, copied.encoding)
-        carried = [one for one in costs if one.form is CopyForm.KEYS_AND_VALUES] or carried
+        carried = _lines(snapshot, copied, left_bytes_per_s / COPY_SHARE) or carried
     if not carried:
         return NoPartner.UPLINK
     needed_bytes = model.kv_bytes(span, demand.tokens)
@@ -223,6 +224,18 @@ def _able(
         if (found := _cheapest(other, copied, carried, cost)) is not None
     ]
     return able or NoPartner.WORK
+
+
+def _lines(snapshot: Snapshot, copied: _Copied, left_bytes_per_s: float) -> list[CopyCost]:
+    """The hop's copy as keys and values, unless its line is known to be too thin for what is decoded: then that copy
+    would stay behind, and be of no use."""
+    is_known = snapshot.seen(copied.view).uplink_mbps is not None
+    return [
+        one
+        for one in copy_costs(snapshot.model, copied.hop.span, copied.encoding)
+        if one.form is CopyForm.KEYS_AND_VALUES
+        and (not is_known or one.token_bytes * copied.tokens_per_s <= left_bytes_per_s)
+    ]
 
 
 def _left_bytes_per_s(snapshot: Snapshot, copied: _Copied, cost: CostModel) -> float:

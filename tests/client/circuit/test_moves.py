@@ -52,6 +52,12 @@ def leaving(run: Generating, peer: FakePeer, within_ms: int = 20_000) -> None:
     run.session.on_leaving(peer.peer_id, told)
 
 
+def better_there(run: Generating, peer: FakePeer, within_ms: int = 3_000) -> None:
+    """That peer says that its standby has more time for the session."""
+    told = pb.Leaving(epoch=run.session.log.epochs, within_ms=within_ms, to_standby=True)
+    run.session.on_leaving(peer.peer_id, told)
+
+
 async def moving(run: Generating) -> pb.Move:
     """The word to the head that the session goes over."""
     await until(lambda: bool(run.low.moves))
@@ -191,6 +197,55 @@ async def test_a_standby_that_is_gone_before_all_hops_are_ready_is_not_gone_over
     assert run.session.log.losses == []
 
 
+@asynchronous
+async def test_a_standby_that_has_less_than_its_client_is_not_gone_over_to_however_ready_it_thinks_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
+    monkeypatch.setattr(reserving, "ON_THEIR_WAY_TOKENS", 1)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    for position, token_id in ((3, 30), (4, 40), (5, 50)):
+        run.token(position, token_id)
+    await until(lambda: bool(run.session.standbys.substitute(run.high.peer_id)))
+    run.spare.held_tokens = 4
+    better_there(run, run.high, within_ms=20_000)
+    asked = len(run.spare.asked)
+    await until(lambda: run.spare.asked[asked:].count("reserve") > 2)
+    assert run.low.moves == []
+    run.spare.held_tokens = 5
+    move = await moving(run)
+    run.token(6, 60, epoch=move.epoch)
+    run.token(7, 1, finish=pb.STOP, epoch=move.next_epoch)
+    assert await soon(got) == [30, 40, 50, 60, 1]
+    assert run.session.log.losses == []
+
+
+@asynchronous
+async def test_a_standby_whose_copy_was_not_whole_in_time_keeps_it_and_is_gone_over_to_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserving, "READY_POLL_S", 0.02)
+    run, said = Generating(spare=True), list[str]()
+    run.report = said.append
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: bool(run.session.standbys.substitute(run.high.peer_id)))
+    run.spare.says_ready = False
+    better_there(run, run.high, within_ms=700)
+    await until(lambda: any("a move is not made" in line for line in said))
+    assert run.session.standbys.substitute(run.high.peer_id) == run.spare.peer_id
+    run.spare.says_ready = True
+    better_there(run, run.high)
+    move = await moving(run)
+    run.token(4, 40, epoch=move.epoch)
+    run.token(5, 1, finish=pb.STOP, epoch=move.next_epoch)
+    assert await soon(got) == [30, 40, 1]
+    assert (run.session.log.moves, run.session.log.losses) == (1, [])
+
+
 @pytest.mark.parametrize("is_alive", [False, True], ids=["gone", "without_its_copy"])
 @asynchronous
 async def test_a_session_goes_back_to_the_hop_that_it_was_leaving_for_a_standby_that_cannot_begin(
@@ -306,6 +361,26 @@ async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_fo
     assert run.session.log.moves == 1
     assert run.session.log.route is not None
     assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+@asynchronous
+async def test_between_two_holders_that_share_work_a_client_does_not_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
+    run = Generating(spare=True, max_new_tokens=200)
+    latencies = (LayerLatency(1, 50.0),)
+    for peer in (run.high, run.spare):
+        peer.view = replace(peer.view, facts=replace(peer.view.facts, pairs=True))
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    run.high.view = replace(run.high.view, facts=replace(run.high.view.facts, layer_latencies=latencies))
+    renewed = run.high.renewed
+    await until(lambda: run.high.renewed > renewed + 2)
+    assert run.low.moves == []
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
 
 
 def running() -> core.CircuitCore:

@@ -141,3 +141,26 @@ def test_parts_that_the_engine_has_left_out_come_later() -> None:
     slice_ = slice_in(hop.computed())
     effects = hop.tell(events.SliceComputed(slice_, None, (), 0, 1.0, is_complete=False))
     assert slice_in(effects).parts == slice_.parts
+
+
+def test_until_a_session_that_goes_over_has_left_prompts_leave_room_for_the_rest_of_its_copy() -> None:
+    circuit = (("only", Span(0, LAYERS)),)
+    core = core_of("only", sizer=SliceSizer(StepTimes(SLOW)))
+    leaving, prompted = (session_of(number, circuit, 0) for number in (0, 1))
+    for session in (leaving, prompted):
+        core.handle(events.SessionOpened(session), 0.0)
+    effects = core.handle(events.PromptStarted(leaving, 5, 0, range), 0.0)
+    for step in range(2):
+        (batch,) = [one for one in effects if isinstance(one, events.ComputeBatch)]
+        if step:
+            core.handle(events.MoveAsked(leaving), 0.0)
+        token = (leaving, step, 5 + step, False, None, None)
+        effects = core.handle(events.BatchComputed(batch.steps, tokens=[token], work=DECODE), 0.0)
+    assert [one for one in effects if isinstance(one, events.EpochOver)]
+    slice_ = slice_in(core.handle(events.PromptStarted(prompted, 4 * LEAST_TOKENS, 0, range), 60.0))
+    assert slice_.size.tokens == (LEAST_TOKENS,)
+    core.handle(events.SessionEnded(leaving), 60.0)
+    through, left, layers_left = slice_.advanced()
+    whole = events.BatchComputed(through) if through else None
+    computed = events.SliceComputed(slice_, whole, left, layers_left, 1.0, is_complete=True)
+    assert slice_in(core.handle(computed, 60.0)).size.layers == layers_left, "all that is left at once"

@@ -42,6 +42,26 @@ def test_the_new_tokens_of_all_sessions_go_together_and_fill_up_with_a_prompt() 
     assert ranges_of(portion) == {"b": (100, 101), "a": (100, 102), "prompt": (100, 129)}
 
 
+def test_beside_tokens_that_a_session_waits_for_those_of_others_go_on() -> None:
+    sending: CopySending[str] = CopySending()
+    for key in ("awaited", "other"):
+        sending.open(key, "partner", 100, lines(PORTION_BYTES // 32))
+    sending.hasten("awaited")
+    held = {"awaited": 101, "other": 200}
+    first, second = portion_of(sending, held), portion_of(sending, held)
+    assert (ranges_of(first), first.is_awaited) == ({"awaited": (100, 101)}, True)
+    assert (ranges_of(second), second.is_awaited) == ({"other": (100, 132)}, False)
+    assert [one.size_bytes for one in (first, second)] == [PORTION_BYTES // 32, PORTION_BYTES]
+
+
+def test_a_copy_on_demand_goes_once_somebody_waits_for_it() -> None:
+    sending: CopySending[str] = CopySending()
+    sending.open("a", "partner", 0, lines(10), on_demand=True)
+    assert sending.next_portion({"a": 500}, 1.0) == math.inf
+    sending.hasten("a")
+    assert ranges_of(portion_of(sending, {"a": 500})) == {"a": (0, 500)}
+
+
 def test_few_tokens_wait_a_moment_for_others_and_as_many_as_are_computed_in_one_step_do_not() -> None:
     sending: CopySending[str] = CopySending()
     sending.open("a", "partner", 0, lines(10))

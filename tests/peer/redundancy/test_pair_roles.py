@@ -12,6 +12,7 @@ from molink.peer.redundancy.pair_roles import (
     RoleCosts,
     Roles,
     going_over,
+    is_worth_copying,
 )
 
 LOADS = st.builds(
@@ -68,6 +69,21 @@ def test_balance_is_reached_by_one_holder_and_undone_by_none(here: HolderLoad, t
     assert goes(HolderLoad(tuple(left)), HolderLoad(tuple(came))) == ()
     if going:
         assert goes(HolderLoad(tuple(came)), HolderLoad(tuple(left))) == ()
+
+
+def test_a_session_of_which_little_is_left_stays_where_it_is() -> None:
+    held = [HeldSequence(at, 500, 500 + left, HERE, (HERE, THERE)) for at, left in enumerate((8, 31, 32))]
+    prompted = HolderLoad((500, 500, 500), 1000)
+    assert going_over(Roles.PAIRS, prompted, HolderLoad(), held, FLAT, is_quiet=False) == (2,)
+
+
+@given(st.integers(1, 500), st.integers(0, 100))
+def test_a_session_that_may_never_go_over_is_not_worth_copying(prompt_tokens: int, new_tokens: int) -> None:
+    most_tokens = prompt_tokens + new_tokens
+    held = [HeldSequence(0, prompt_tokens, most_tokens, HERE, (HERE, THERE))]
+    prompted = HolderLoad((prompt_tokens,), 1000)
+    going = going_over(Roles.PAIRS, prompted, HolderLoad(), held, FLAT, is_quiet=False)
+    assert bool(going) is is_worth_copying(prompt_tokens, most_tokens)
 
 
 def test_after_a_prompt_sessions_stay_until_it_is_quiet() -> None:

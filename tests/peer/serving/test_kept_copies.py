@@ -9,6 +9,8 @@ from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, co
 from support.swarms.served_peer import model
 
 from molink.peer.models.model import LocalModel
+from molink.peer.redundancy.pair_roles import WORTH_TOKENS, Roles
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.shards.kv.prefix import block_names
@@ -46,6 +48,26 @@ async def test_every_standby_has_what_its_hop_has(model: LocalModel) -> None:
         for standby in circuit.standbys:
             assert len(standby.leases.copies) == 0
             await until(lambda: standby.engine.pool.used_bytes == 0)  # noqa: B023
+
+
+@asynchronous
+async def test_holders_that_share_work_copy_short_generations_only_once_somebody_waits_for_them(
+    model: LocalModel,
+) -> None:
+    settings = DataPlaneSettings(copies=True, roles=Roles.PAIRS)
+    async with copied_circuit(model, (3,), settings=settings) as circuit:
+        short, long = await begun(circuit, WORTH_TOKENS // 2), await begun(circuit, WORTH_TOKENS, session=2)
+
+        def kept_tokens(descriptor: pb.SessionDescriptor) -> list[int]:
+            found = [copying_of(standby).keeper.find(descriptor.session) for standby in circuit.standbys]
+            return [0 if kept is None else kept.intake.kept_tokens for kept in found]
+
+        await until(lambda: min(kept_tokens(long)) >= len(PROMPT))
+        assert kept_tokens(short) == [0, 0]
+        for at, link in enumerate(circuit.circuit.links):
+            told = pb.Reserve(descriptor=short, hop=at, hand_over=True)
+            await ask(link, pb.Request(reserve=told))
+        await circuit.copied(short)
 
 
 @pytest.mark.parametrize("guesses", [False, True])

@@ -97,8 +97,9 @@ async def move_to(
     for at in moved:
         told = pb.Reserve(descriptor=descriptor, hop=at, hand_over=True)
         await ask(circuit.circuit.links[at], pb.Request(reserve=told))
-    for response in await prepare(links, upcoming):
+    for at, response in enumerate(await prepare(links, upcoming)):
         assert response.readiness.ready, response
+        assert (response.readiness.held_tokens >= len(PROMPT)) is (at in moved), "standbys say what they have"
     assert circuit.circuit.links[0].post(move(descriptor, upcoming))
     return peers
 

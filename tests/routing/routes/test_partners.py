@@ -371,6 +371,23 @@ def test_a_thin_line_carries_what_a_partner_computes_from_and_a_busy_partner_get
         assert choice.reason is reason
 
 
+@pytest.mark.parametrize("part", [None, 0.9, 1.1], ids=["not_known", "too_thin", "wide_enough"])
+def test_holders_that_share_work_copy_keys_and_values_unless_their_line_is_known_to_be_too_thin(
+    part: float | None,
+) -> None:
+    snapshot, route = pair(holder("other", (4, 8)))
+    tokens_per_s = 1000 / route.tpot_ms
+    carried_bytes = sum(MODEL.kv_bytes_per_token[4:8]) + MODEL.activation_bytes
+    uplink_mbps = None if part is None else part * carried_bytes * tokens_per_s / 125_000
+    shared = CopyForm.INPUTS if part == 0.9 else CopyForm.KEYS_AND_VALUES
+    for pairs, form in ((True, shared), (False, CopyForm.INPUTS)):
+        tail = keeping(holder("b", (4, 8)), pairs=pairs, uplink_mbps=uplink_mbps)
+        snapshot = replace(snapshot, peers=(snapshot.peers[0], tail, snapshot.peers[2]))
+        (choice,) = choose_partners(snapshot, route, DEMAND, hops=[1])
+        assert choice.cost is not None
+        assert choice.cost.form is form
+
+
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1))
 def test_an_assignment_is_as_cheap_as_the_cheapest_of_all(rows: int, more: int, seed: int) -> None:
     cost = np.random.default_rng(seed).integers(0, 20, (rows, rows + more)).astype(float)
