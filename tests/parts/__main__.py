@@ -1,8 +1,8 @@
 """The parts of `make test`, each a process: `python tests/parts [NAME ...]`, by default all.
 
-Five run at a time on two cores, beside `make check` and decisions: real peers wait for longer than they compute, and
-others compute meanwhile. The system shares the cores by niceness: first real peers and those that are attacked, then
-long parts; check and decisions take the time that they leave. Each line says whose it is.
+All run at once on two cores: real peers wait for longer than they compute, and others compute meanwhile. The system
+shares the cores by niceness: first real peers and those that are attacked, then long parts; check and decisions take
+the time that they leave. Each line says whose it is.
 
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
@@ -23,8 +23,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 USUAL = "not full and not attack and not fuzz and not chaos and not triton"
-AT_A_TIME = 5
-"""Parts that are forked."""
 PEERS = ("tests/e2e",)
 ATTACKED = ("tests/attack", "tests/dht/node", "tests/simnet/emulate")
 SHARDS = ("tests/shards",)
@@ -74,7 +72,7 @@ PARTS = {
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
 }
-"""What waits most begins first, and what hardly waits comes last; `units` is whatever the other parts leave."""
+"""`units` is whatever the other parts leave."""
 
 
 class Parts:
@@ -153,13 +151,10 @@ def run(parts: Parts, chosen: Sequence[str]) -> None:
         parts.start(CHECK, LEFTOVER_NICENESS, ["make", "--no-print-directory", "IS_SET_UP=yes", "check"])
     if "decisions" in chosen:
         parts.start("decisions", LEFTOVER_NICENESS, argv(DECIDED))
-    beside = set(parts.running)
     forks = sys.platform == "linux" and len(chosen) > 1 and load()
     for name, part in PARTS.items():
         if name not in chosen:
             continue
-        while len(parts.running.keys() - beside) >= AT_A_TIME:
-            parts.wait()
         if forks:
             parts.fork(name, part)
         else:
