@@ -48,6 +48,8 @@ BETWEEN_ACKS_S = 0.013
 LEAST_PART = 0.1
 """Of the uplink as it was known before: no less is announced. Forged acknowledgements took it to a thousandth."""
 KNOWN_WITHIN_S = 60.0
+TOGETHER = 4
+"""Prompts that are sent until it is."""
 PROMPT_TAKES_S = 10.0
 """An honest prompt takes tenths of a second. Beside forged acknowledgements it took up to a minute."""
 
@@ -159,10 +161,10 @@ async def uplink_mbps(peer: LocalPeer) -> float | None:
 
 
 async def known_uplink_mbps(peer: LocalPeer, client: AsyncSwarm, references: References) -> float:
-    """What it is once it is known: when something has waited for the line, which not every prompt brings about."""
+    """What it is once it is known: when something has waited for the line, as of prompts that come together."""
     async with asyncio.timeout(KNOWN_WITHIN_S):
         while (mbps := await uplink_mbps(peer)) is None:
-            await prompt(client, references)
+            await asyncio.gather(*(prompt(client, references) for _ in range(TOGETHER)))
     return mbps
 
 
