@@ -136,7 +136,9 @@ def load() -> bool:
     fails to be imported is told by the part whose it is."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else its threads are there from the first tokenizer on
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"])
+        ended = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"])
+    if ended == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     del os.environ["TOKENIZERS_PARALLELISM"]
     gc.freeze()
     return len(list(Path("/proc/self/task").iterdir())) == 1
