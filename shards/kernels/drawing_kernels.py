@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from molink.shards.errors import in_one_line
-from molink.shards.sampling.drawing import Asked, DrawingKernels, draw_any
+from molink.shards.sampling.drawing import Asked, DrawingKernels, candidates_on, draw_any
 from molink.shards.sampling.race import KEY_BITS
 from molink.shards.sampling.weights import weighing_dtype
 
 _TRIED_ROWS = 6
-_TRIED_TOKENS = 3000
-_TRIED_CANDIDATES = 700
+_TRIED_TOKENS = 6000
+"""More than are put in order at first, so that the kernels are those that will draw."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ def checked(kernels: DrawingKernels, device: torch.device) -> DrawingKernels | N
     top_p, top_k = column(1.0, 1.0, 0.9, 1.0, 0.5, 0.999), column(most, most, most, 40, 200, most)
     asked = Asked(temperatures, temperatures, top_p, keys.to(device), top_k.long())
     rows = logits.to(device)
-    ours, theirs = (draw_any(rows, asked, _TRIED_CANDIDATES, kernels=one) for one in (kernels, None))
+    ours, theirs = (draw_any(rows, asked, candidates_on(device), kernels=one) for one in (kernels, None))
     same = bool((ours.tokens == theirs.tokens).all()) and bool((ours.unsettled == theirs.unsettled).all())
     if not same:
         _log.warning("tokens are drawn without kernels: they draw others on %s", device)

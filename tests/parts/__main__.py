@@ -167,9 +167,8 @@ def run(parts: Parts, chosen: Sequence[str]) -> None:
 
 def main(names: Sequence[str]) -> int:
     os.chdir(ROOT)
-    sys.path[0] = str(
-        ROOT
-    )  # as `python -m pytest` has it: processes that tests spawn import tests from there
+    # As `python -m pytest` has it: processes that tests spawn import tests from there.
+    sys.path[0] = str(ROOT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = Parts()
     try:

@@ -79,7 +79,7 @@ def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("records", [False, True])
 def test_a_head_is_not_lost_where_recorded_steps_always_have_it(
-    model: tuple[Path, ModelSpec], brief: None, monkeypatch: pytest.MonkeyPatch, records: bool
+    model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch, records: bool
 ) -> None:
     """Steps through the last layer then take as long without logits as with them: others are what a head adds to."""
     if records:
@@ -99,6 +99,7 @@ def test_a_head_is_not_lost_where_recorded_steps_always_have_it(
     assert ((last, False) in timed) is not records
 
 
+@pytest.mark.usefixtures("brief")
 def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
     lines: list[str] = []
     measure(MeasuredModel(*model, "cpu"), lines.append)
