@@ -1,10 +1,12 @@
 """Cells in processes of their own: in order, seen to go on, and gone when they are not wanted any more."""
 
 import math
+import signal
 import subprocess
 import sys
 import time
 from _thread import interrupt_main
+from collections.abc import Iterator
 from multiprocessing import active_children
 from threading import Thread
 
@@ -36,6 +38,15 @@ def test_an_error_of_one_cell_ends_the_others() -> None:
     assert active_children() == []
 
 
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Shells ignore SIGINT for their background jobs, tests among them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_ctrl_c_ends_cells_in_the_middle_of_their_work() -> None:
     begun = set(active_children())
 
