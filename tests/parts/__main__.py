@@ -2,7 +2,7 @@
 
 All run at once on two cores: real peers wait for longer than they compute, and others compute meanwhile. The system
 shares the cores by niceness: first real peers and those that are attacked, then long parts; check and decisions take
-the time that they leave. Each line says whose it is.
+the time that they leave. Each line says whose it is; what failed is told once more at the end.
 
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
@@ -11,6 +11,7 @@ loads no torch, in which no thread of a peer runs beside them.
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -73,14 +75,19 @@ PARTS = {
     "shards": Part(SHARDS),
 }
 """`units` is whatever the other parts leave."""
+PRINTER = 'tee "$1" | sed -u "s/^/$2 | /"'
+TOLD_LINES = 40
+FAILURE = re.compile(r"^(FAILED|ERROR|E  ) .*", re.MULTILINE)
+"""A line by which pytest says what failed."""
 
 
 class Parts:
     """Those that run, and how those that have run ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.running: dict[int, str] = {}
         self.failed: list[str] = []
+        self._folder = folder
         self._printers: set[int] = set()
 
     def start(self, name: str, niceness: int, argv: Sequence[str]) -> None:
@@ -100,7 +107,7 @@ class Parts:
         said, saying = os.pipe()
         if (printer := os.fork()) == 0:
             os.dup2(said, 0)
-            os.execvp("sed", ["sed", "-u", f"s/^/{name:<9} | /"])
+            os.execvp("sh", ["sh", "-c", PRINTER, "sh", str(self._folder / name), f"{name:<9}"])
         self._printers.add(printer)
         os.close(said)
         if (pid := os.fork()) == 0:
@@ -129,6 +136,12 @@ class Parts:
             os.kill(pid, signal.SIGTERM)
         while self._printers:
             self._printers.discard(os.wait()[0])
+
+    def told(self, name: str) -> str:
+        """What a part that failed said of it, in short: among all that parts say it is far from the end."""
+        said = (self._folder / name).read_text(errors="replace")
+        lines = [found.group() for found in FAILURE.finditer(said)] or said.splitlines()
+        return "\n".join(f"{name:<9} | {line}" for line in lines[-TOLD_LINES:])
 
 
 def load() -> bool:
@@ -170,11 +183,14 @@ def main(names: Sequence[str]) -> int:
     # As `python -m pytest` has it: processes that tests spawn import tests from there.
     sys.path[0] = str(ROOT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parts = Parts()
-    try:
-        run(parts, names or (CHECK, "decisions", *PARTS))
-    finally:
-        parts.close()
+    with TemporaryDirectory() as folder:
+        parts = Parts(Path(folder))
+        try:
+            run(parts, names or (CHECK, "decisions", *PARTS))
+        finally:
+            parts.close()
+        for name in parts.failed:
+            print(parts.told(name))
     if parts.failed:
         print("failed:", *parts.failed)
     return len(parts.failed)
