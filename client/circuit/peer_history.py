@@ -109,7 +109,7 @@ class _Stay:
 
 @dataclass(slots=True)
 class InFlightLoad:
-    """In-flight load of one client: its sessions by peer, as far as announcements may not count them yet."""
+    """In-flight load of one client: its sessions by peer, which announcements may not count yet."""
 
     _stays: dict[str, dict[SessionKey, _Stay]] = field(default_factory=dict)
     """By peer id."""
@@ -130,20 +130,23 @@ class InFlightLoad:
         self, views: Sequence[PeerView], now_s: float, leaving: SessionKey | None = None
     ) -> tuple[PeerView, ...]:
         """Returns the views with the sessions that began after they were announced, without those that ended since, nor
-        the one that is `leaving`."""
+        the one that is `leaving`. At least those that are there now count: while they begin, an announcement may leave
+        some out."""
         self._forget({view.peer_id: now_s - view.age_s for view in views}, now_s)
         return tuple(
             self._add_to_view(view, now_s, leaving) if view.peer_id in self._stays else view for view in views
         )
 
     def _add_to_view(self, view: PeerView, now_s: float, leaving: SessionKey | None) -> PeerView:
-        announced_s, sessions = now_s - view.age_s, view.state.sessions
+        announced_s, sessions, present = now_s - view.age_s, view.state.sessions, 0
         for key, stay in self._stays[view.peer_id].items():
             began, ended = stay.since_s > announced_s, stay.until_s < math.inf or key == leaving
             sessions += began - ended
+            present += not ended
+        sessions = max(present, sessions)
         if sessions == view.state.sessions:
             return view
-        return replace(view, state=replace(view.state, sessions=max(0, sessions)))
+        return replace(view, state=replace(view.state, sessions=sessions))
 
     def _forget(self, announced_s: dict[str, float], now_s: float) -> None:
         """Leaves out what ended before its peer spoke last, or long ago."""

@@ -143,4 +143,5 @@ async def _sign_of_life(link: Link, session: bytes, epoch: int) -> SignOfLife:
 
 def sign_of_life(peer_id: str, after_s: float, readiness: pb.Readiness) -> SignOfLife:
     """What a hop says of its engine with that answer, which came after so long."""
-    return SignOfLife(peer_id, after_s, readiness.computing_ms / 1000, readiness.expected_ms / 1000)
+    computing_s, expected_s = readiness.computing_ms / 1000, readiness.expected_ms / 1000
+    return SignOfLife(peer_id, after_s, computing_s, expected_s, readiness.waits)

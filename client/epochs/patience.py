@@ -36,6 +36,9 @@ ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
 ASK_MARGIN = 2.0
 """A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
+QUEUED = 3.0
+"""Times as long as otherwise a token may take while its rows wait behind others' at a hop that computes: who begins
+anew elsewhere throws away what is computed of a prompt, and adds to the load that it waits for."""
 LEAST_BEGIN_S = 1.2
 """A prepared epoch, all of whose hops answer, has not begun after so long, at the earliest: a hop that waits for its
 copy says so itself within a second."""
@@ -88,6 +91,8 @@ class SignOfLife:
     """For how long its engine has been at its present piece of work, as it says."""
     expected_s: float = 0.0
     """What that piece should take, as it says; 0: it does not."""
+    waits: bool = False
+    """Whether rows of the session wait there, as it says."""
 
     @property
     def fault(self) -> str:
@@ -99,6 +104,12 @@ class SignOfLife:
         the circuit should take."""
         least_s = LEAST_STUCK_S if self.expected_s else LEAST_UNPREDICTED_S
         return self.computing_s > max(least_s, STUCK * token_s, STUCK * self.expected_s)
+
+
+def waits_its_turn(signs: Sequence[SignOfLife]) -> bool:
+    """Whether all hops of a circuit have answered, and at one of them that computes the session's rows wait."""
+    answered = all(sign.after_s is not None for sign in signs)
+    return answered and any(sign.waits and sign.computing_s for sign in signs)
 
 
 def usual_s(predicted_s: float, measured_s: float, latest_s: Sequence[float]) -> float:

@@ -142,6 +142,7 @@ class Admission:
             ready=forming.ready.done(),
             computing_ms=round(engine.busy_s * 1000),
             expected_ms=math.ceil(engine.expected_ms or 0.0),
+            waits=session.waits,
         )
         if not readiness.ready:
             readiness.loaded_bytes, readiness.total_bytes = (

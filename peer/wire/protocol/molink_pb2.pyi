@@ -1349,6 +1349,7 @@ class Readiness(_message.Message):
     LEAST_HELD_TOKENS_FIELD_NUMBER: _builtins.int
     COMPUTING_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_MS_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     loaded_bytes: _builtins.int
     total_bytes: _builtins.int
@@ -1360,6 +1361,8 @@ class Readiness(_message.Message):
     """for so long the engine has been at its present piece of work"""
     expected_ms: _builtins.int
     """so long that piece should take, as the hop predicts it; 0: it does not know"""
+    waits: _builtins.bool
+    """whether rows of this session wait here, for the engine or for room on their way"""
     def __init__(
         self,
         *,
@@ -1370,10 +1373,11 @@ class Readiness(_message.Message):
         least_held_tokens: _builtins.int = ...,
         computing_ms: _builtins.int = ...,
         expected_ms: _builtins.int = ...,
+        waits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computing_ms", b"computing_ms", "expected_ms", b"expected_ms", "held_tokens", b"held_tokens", "least_held_tokens", b"least_held_tokens", "loaded_bytes", b"loaded_bytes", "ready", b"ready", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computing_ms", b"computing_ms", "expected_ms", b"expected_ms", "held_tokens", b"held_tokens", "least_held_tokens", b"least_held_tokens", "loaded_bytes", b"loaded_bytes", "ready", b"ready", "total_bytes", b"total_bytes", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

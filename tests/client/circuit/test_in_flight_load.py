@@ -48,6 +48,19 @@ def test_a_session_that_came_and_went_between_announcements_never_counts() -> No
     assert sessions_of(own, announced(3, age_s=20.0), 12.0) == 3
 
 
+def test_sessions_that_a_peer_left_out_while_they_began_count_as_long_as_they_run() -> None:
+    """Leases are on their way while it speaks: an announcement may come after the asking, and count fewer."""
+    own = InFlightLoad()
+    for name in (b"a", b"b", b"c", b"d"):
+        own.begin_session((name, 1), HERE, 10.0)
+    assert sessions_of(own, announced(1, age_s=1.0), 12.0) == 4
+    own.end_session((b"a", 1), HERE, 13.0)
+    assert sessions_of(own, announced(1, age_s=3.0), 14.0) == 3
+    (without_b,) = own.add_to_views((announced(1, age_s=3.0),), 14.0, leaving=(b"b", 1))
+    assert without_b.state.sessions == 2
+    assert sessions_of(own, announced(9, age_s=0.5), 15.0) == 9
+
+
 def test_each_epoch_counts_for_itself_and_other_peers_are_left_alone() -> None:
     own = InFlightLoad()
     own.begin_session((b"a", 1), HERE, 10.0)

@@ -95,6 +95,39 @@ def test_an_engine_is_stuck_sooner_where_its_peer_says_what_its_work_should_take
     assert hop_at_fault([idle, SignOfLife("at a long prompt", 0.01, 1.5, 0.5)], 0.1) is None
 
 
+def test_rows_wait_their_turn_where_all_hops_answer_and_the_one_that_has_them_computes() -> None:
+    idle, queued = SignOfLife("idle", 0.01), SignOfLife("queued", 0.01, 0.2, 0.3, waits=True)
+    assert patience.waits_its_turn([idle, queued])
+    assert not patience.waits_its_turn([idle, SignOfLife("at rest", 0.01, waits=True)])
+    assert not patience.waits_its_turn([idle, SignOfLife("busy with others", 0.01, 0.2, 0.3)])
+    assert not patience.waits_its_turn([SignOfLife("silent", None), queued])
+
+
+@asynchronous
+@pytest.mark.parametrize("waits", [True, False])
+async def test_rows_that_wait_behind_others_have_longer_before_the_session_begins_elsewhere(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ASK_FIRST_S", 0.01)
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.3)
+    monkeypatch.setattr(patience, "MARGIN", 0.0)
+    monkeypatch.setattr(patience, "QUEUED", 1000.0)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    run.high.waits, run.high.computing_ms, run.high.expected_ms = waits, 20, 300
+    await run.started()
+    clock = asyncio.get_running_loop().time
+    over_s = clock() + 0.6
+    if waits:
+        await until(lambda: clock() > over_s)
+        assert run.session.log.losses == []
+    else:
+        await run.started(2)
+        assert [loss.code for loss in run.session.log.losses] == ["stalled"]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
 @asynchronous
 @pytest.mark.parametrize("how", ["silent", "stuck"])
 async def test_who_holds_up_a_token_is_left_long_before_the_circuits_time_is_over(

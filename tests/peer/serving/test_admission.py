@@ -13,6 +13,8 @@ from support.swarms import served_peer
 from support.swarms.served_peer import LOW, model, opened, served
 
 from molink.dht.identity.identity import Identity
+from molink.peer.engine import stepping
+from molink.peer.engine.steps import StepOutput
 from molink.peer.models import model as model_module
 from molink.peer.models.model import LocalModel
 from molink.peer.serving import admission as admission_module
@@ -88,6 +90,31 @@ async def test_progress_is_told_while_layers_load(model: LocalModel, loads: Load
         assert readiness.total_bytes == model.spec.weight_bytes(model.spec.whole)
         loads.gate.set()
         assert (await peer.ready(asked)).readiness.ready
+
+
+@asynchronous
+async def test_who_asks_for_a_sign_of_life_hears_whether_its_rows_wait_for_the_engine(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, computes = threading.Event(), stepping.compute
+
+    def held_up(*arguments: Any, **options: Any) -> StepOutput:  # noqa: ANN401 - the engine's own
+        assert goes_on.wait(DEADLINE_S)
+        return computes(*arguments, **options)
+
+    monkeypatch.setattr(stepping, "compute", held_up)
+    async with served(model) as peer:
+        computed, queued, unasked = (peer.alone(session) for session in (1, 2, 3))
+        for asked in (computed, queued, unasked):
+            await peer.reserve(asked)
+            assert not (await peer.ready(asked)).readiness.waits
+        peer.link.post(pb.Start(session=computed.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        while not (await peer.ready(computed)).readiness.computing_ms:
+            pass
+        peer.link.post(pb.Start(session=queued.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        waiting = [(await peer.ready(asked)).readiness.waits for asked in (computed, queued, unasked)]
+        goes_on.set()
+        assert waiting == [False, True, False]
 
 
 @asynchronous

@@ -34,6 +34,8 @@ class FakePeer:
         self.polls_until_ready = 0
         self.computing_ms = self.expected_ms = 0
         """For how long it says that its engine has been at one piece of work, and how long that should take."""
+        self.waits = False
+        """Whether it says that the session's rows wait there."""
         self.says_ready = True
         """Whether its answer to a reservation says that it is ready, too."""
         self.held_tokens = self.least_held_tokens = 0
@@ -86,6 +88,7 @@ class FakePeer:
             least_held_tokens=self.least_held_tokens,
             computing_ms=self.computing_ms,
             expected_ms=self.expected_ms,
+            waits=self.waits,
         )
         return pb.Response(readiness=readiness), memoryview(b"")
 
