@@ -11,6 +11,7 @@ from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.session_request import Speculation, needed_ability
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.moves_core import replaced_hops
+from molink.client.epochs.patience import SignOfLife, queued_times
 from molink.client.epochs.session_log import SessionLog
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link
@@ -73,6 +74,15 @@ class RouteSelector:
     def end_session(self, descriptor: pb.SessionDescriptor) -> None:
         """Counts the session no more on that circuit. No error if it has left before."""
         self._in_flight_load.end_session(*_stay(descriptor), asyncio.get_running_loop().time())
+
+    def queued_times(self, peer_ids: Sequence[str], signs: Sequence[SignOfLife]) -> int:
+        """Returns how many times as long as otherwise a token of a circuit of these peers may take, by their load: as
+        announced, and this client's own."""
+        views = [
+            view for view in self._connection.snapshot(self._spec.model_hash) if view.peer_id in peer_ids
+        ]
+        now = self._in_flight_load.add_to_views(views, asyncio.get_running_loop().time())
+        return queued_times(signs, max((view.state.sessions for view in now), default=0))
 
     async def choose(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]

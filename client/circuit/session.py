@@ -201,7 +201,8 @@ class ClientSession:
         """The next token or loss. Hops are asked for a sign of life where it is overdue; a circuit that yields nothing
         for longer than it could take is lost."""
         clock = asyncio.get_running_loop().time
-        since_s, asked, times = clock(), 0, 1.0
+        queued_times = self._circuit_builder.route_selector.queued_times
+        since_s, asked, times = clock(), 0, 1
         while True:
             patience_s, ask_s = self._patience_s(asked)
             patience_s *= times
@@ -225,10 +226,10 @@ class ClientSession:
                 continue
             if fault is not None and is_left:
                 self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", fault.fault))
-            elif is_over and times == 1 and run.before is None and patience.waits_its_turn(signs):
-                times = patience.QUEUED
             elif is_over and run.before is not None:
                 self._lose(HopLost(self._template.epoch, "", "move", "the next epoch has not begun"))
+            elif is_over and times == 1 and (more := queued_times(circuit.route.peer_ids, signs)) > 1:
+                times = more
             elif is_over:
                 self._lose(HopLost(self._template.epoch, "", "stalled", "the circuit stood still"))
 

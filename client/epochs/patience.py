@@ -36,8 +36,8 @@ ASK_LONGEST_S = 4.0
 """From one time that hops are asked to the next."""
 ASK_MARGIN = 2.0
 """A token is overdue after so many times what it should take. To ask costs little, and blames nobody who answers."""
-QUEUED = 3.0
-"""Times as long as otherwise a token may take while its rows wait behind others' at a hop that computes: who begins
+MOST_QUEUED = 12
+"""Times as long as otherwise a token may take at most while its rows wait behind others', and hops compute: who begins
 anew elsewhere throws away what is computed of a prompt, and adds to the load that it waits for."""
 LEAST_BEGIN_S = 1.2
 """A prepared epoch, all of whose hops answer, has not begun after so long, at the earliest: a hop that waits for its
@@ -107,9 +107,17 @@ class SignOfLife:
 
 
 def waits_its_turn(signs: Sequence[SignOfLife]) -> bool:
-    """Whether all hops of a circuit have answered, and at one of them that computes the session's rows wait."""
+    """Whether all hops of a circuit have answered, rows of the session wait at one, and one computes: where rows wait
+    for room on their way, it is another."""
     answered = all(sign.after_s is not None for sign in signs)
-    return answered and any(sign.waits and sign.computing_s for sign in signs)
+    return answered and any(sign.waits for sign in signs) and any(sign.computing_s for sign in signs)
+
+
+def queued_times(signs: Sequence[SignOfLife], sessions: int) -> int:
+    """Returns how many times as long as otherwise a token may take: more than once if its rows wait their turn. One of
+    the hops has so many sessions: what they say of a queue is borne out by the load that they announce, for which they
+    are seldom chosen."""
+    return max(1, min(MOST_QUEUED, sessions)) if waits_its_turn(signs) else 1
 
 
 def usual_s(predicted_s: float, measured_s: float, latest_s: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -95,31 +96,41 @@ def test_an_engine_is_stuck_sooner_where_its_peer_says_what_its_work_should_take
     assert hop_at_fault([idle, SignOfLife("at a long prompt", 0.01, 1.5, 0.5)], 0.1) is None
 
 
-def test_rows_wait_their_turn_where_all_hops_answer_and_the_one_that_has_them_computes() -> None:
+def test_rows_wait_their_turn_where_all_hops_answer_and_one_computes() -> None:
     idle, queued = SignOfLife("idle", 0.01), SignOfLife("queued", 0.01, 0.2, 0.3, waits=True)
+    held_up, busy = SignOfLife("no room behind it", 0.01, waits=True), SignOfLife("busy", 0.01, 0.2, 0.3)
     assert patience.waits_its_turn([idle, queued])
-    assert not patience.waits_its_turn([idle, SignOfLife("at rest", 0.01, waits=True)])
-    assert not patience.waits_its_turn([idle, SignOfLife("busy with others", 0.01, 0.2, 0.3)])
+    assert patience.waits_its_turn([held_up, busy])
+    assert not patience.waits_its_turn([idle, held_up])
+    assert not patience.waits_its_turn([idle, busy])
     assert not patience.waits_its_turn([SignOfLife("silent", None), queued])
 
 
+def test_who_waits_in_a_queue_has_as_many_times_as_there_are_sessions_and_no_more_than_the_most() -> None:
+    queued, at_rest = [SignOfLife("queued", 0.01, 0.2, 0.3, waits=True)], [SignOfLife("at rest", 0.01)]
+    times = [patience.queued_times(queued, sessions) for sessions in (0, 1, 5, 1000)]
+    assert times == [1, 1, 5, patience.MOST_QUEUED]
+    assert patience.queued_times(at_rest, 5) == 1
+
+
 @asynchronous
-@pytest.mark.parametrize("waits", [True, False])
-async def test_rows_that_wait_behind_others_have_longer_before_the_session_begins_elsewhere(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("waits", "sessions"), [(True, 1000), (True, 1), (False, 1000)])
+async def test_rows_that_wait_behind_those_of_other_sessions_have_longer_before_they_go_elsewhere(
+    waits: bool, sessions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "ASK_FIRST_S", 0.01)
     monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.3)
     monkeypatch.setattr(patience, "MARGIN", 0.0)
-    monkeypatch.setattr(patience, "QUEUED", 1000.0)
+    monkeypatch.setattr(patience, "MOST_QUEUED", 1000)
     run = Generating(spare=True)
     got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
     run.high.waits, run.high.computing_ms, run.high.expected_ms = waits, 20, 300
     await run.started()
-    clock = asyncio.get_running_loop().time
-    over_s = clock() + 0.6
-    if waits:
-        await until(lambda: clock() > over_s)
+    view = run.high.view
+    run.high.view = replace(view, state=replace(view.state, sessions=sessions))
+    if waits and sessions > 1:
+        over_s = asyncio.get_running_loop().time() + 0.6
+        await until(lambda: asyncio.get_running_loop().time() > over_s)
         assert run.session.log.losses == []
     else:
         await run.started(2)
