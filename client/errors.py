@@ -10,9 +10,11 @@ SwarmError
 """
 
 import re
+from collections.abc import Sequence
 
+from molink.dht.records.records import PeerView, ServedModel
 from molink.routing import NoCircuit as NoCircuitFound
-from molink.shards.spec import Span
+from molink.shards.spec import ModelSpec, Span
 
 MOST_SAID = 200
 _ADDRESS = re.compile(
@@ -98,3 +100,23 @@ class PeerLost(SwarmError):
         self.peer_id = peer_id
         self.span = span
         self.reason = reason
+
+
+def is_full(problem: SwarmError, refused: SwarmError) -> bool:
+    """Whether there is no route only because a peer is left out which has no room now, as it has said."""
+    left_out = isinstance(problem, NoCircuit) and problem.refused_by is not None
+    return left_out and isinstance(refused, SwarmUnavailable) and refused.busy
+
+
+def nobody_serves(spec: ModelSpec, views: Sequence[PeerView]) -> str:
+    """Formats that nobody serves the model, and what is served instead, which may be what was meant."""
+    others = {view.facts.model for view in views}
+    names = ", ".join(sorted(map(_identity, others)))
+    wanted = f"no peer that serves {_identity(spec)} is known yet"
+    return f"{wanted}; the swarm serves {names}" if others else wanted
+
+
+def _identity(model: ModelSpec | ServedModel) -> str:
+    """Formats what must be equal for two peers to serve the same model."""
+    packed = "" if model.quantization == "none" else f", {model.quantization}"
+    return f"{model.name} in {model.dtype}{packed} (contents {model.content_hash[:12]})"

@@ -28,8 +28,15 @@ from molink.client.circuit.reserving import (
 from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.epochs.circuit_events import AVOID_S
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
-from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable
-from molink.dht.records.records import PeerFacts, PeerView, ServedModel
+from molink.client.errors import (
+    InvalidRequest,
+    NoCircuit,
+    SwarmError,
+    SwarmUnavailable,
+    is_full,
+    nobody_serves,
+)
+from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import NoCircuit as NoCircuitFound
@@ -261,14 +268,15 @@ class CircuitBuilder:
         try:
             return await self._route(template, doubtful=doubtful)
         except (NoCircuit, SwarmUnavailable) as problem:
-            problems[core.Problem.NO_ROUTE] = problem
+            refused = problems.get(core.Problem.REFUSED)
+            problems[core.Problem.NO_ROUTE] = refused if refused and is_full(problem, refused) else problem
             return None
 
     async def _route(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
         """Where that is `doubtful`, a route of peers that have answered goes before all others."""
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
-            raise SwarmUnavailable(_nobody(self.spec, self.connection.snapshot()))
+            raise SwarmUnavailable(nobody_serves(self.spec, self.connection.snapshot()))
         avoided, shunned = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
         proven = self.connection.probes.reachable(peers)
@@ -364,14 +372,6 @@ def _patience_s(peers: Mapping[str, PeerView]) -> float:
     return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
 
-def _nobody(spec: ModelSpec, views: Sequence[PeerView]) -> str:
-    """Formats that nobody serves the model, and what is served instead, which may be what was meant."""
-    others = {view.facts.model for view in views}
-    names = ", ".join(sorted(map(_identity, others)))
-    wanted = f"no peer that serves {_identity(spec)} is known yet"
-    return f"{wanted}; the swarm serves {names}" if others else wanted
-
-
 def _short(problem: SwarmError) -> str:
     """Formats what stands in the way for a line of progress; the whole sentence comes as the error."""
     layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
@@ -392,9 +392,3 @@ def _answer(
 def _draw() -> float:
     """Evenly from 0.5 to 1.5: clients do not come again in unison."""
     return random.uniform(0.5, 1.5)
-
-
-def _identity(model: ModelSpec | ServedModel) -> str:
-    """Formats what must be equal for two peers to serve the same model."""
-    packed = "" if model.quantization == "none" else f", {model.quantization}"
-    return f"{model.name} in {model.dtype}{packed} (contents {model.content_hash[:12]})"

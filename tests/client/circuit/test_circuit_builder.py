@@ -311,6 +311,18 @@ async def test_a_full_swarm_is_busy_and_says_when_to_come_back() -> None:
 
 
 @asynchronous
+async def test_a_swarm_that_is_full_at_one_place_is_busy_too_and_one_that_lacks_layers_is_not() -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    high.refuse["reserve"] = refusal("busy", retry_after_ms=2500)
+    with pytest.raises(SwarmUnavailable) as caught:
+        await Forming(low, high).form(SHORT_S)
+    assert caught.value.busy
+    assert caught.value.retry_after_s == 2.5
+    with pytest.raises(NoCircuit):
+        await Forming(low, FakePeer(Span(4, 6))).form(SHORT_S)
+
+
+@asynchronous
 async def test_the_only_peer_is_asked_again_when_it_was_full() -> None:
     only = FakePeer(WHOLE)
     only.refuse["reserve"] = refusal("memory")
