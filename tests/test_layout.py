@@ -1,6 +1,7 @@
 """The tree is as the packaging says: every folder is listed and typed, imports are light, files stay small."""
 
 import ast
+import importlib
 import json
 import re
 import runpy
@@ -332,3 +333,16 @@ def test_what_no_test_runs_imports_only_what_there_is() -> None:
                     if one.name not in defined | modules | set(lazy_names_of(file))
                 ]
     assert missing == []
+
+
+PROGRAMS = [
+    path.relative_to(ROOT / "tests").with_suffix("")
+    for path in sources(ROOT / "tests" / "support")
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[path.name for path in PROGRAMS])
+def test_what_programs_that_only_long_tests_run_replace_is_there(program: Path) -> None:
+    """They name it while they are loaded."""
+    assert importlib.import_module(".".join(program.parts)).__doc__

@@ -21,6 +21,10 @@ def limits_of_whole_prompts(_: object, spec: ModelSpec, *__: object) -> BatchLim
     return compute_setup.batch_limits(spec, BatchLimits(max_tokens=LONGEST_TOKENS))
 
 
-LayeredPrefill.take_prompts = take_whole  # type: ignore[method-assign]
-compute_setup.limits_on = limits_of_whole_prompts  # type: ignore[assignment]
-cli.main(sys.argv[1:])
+REPLACED = LayeredPrefill.take_prompts, compute_setup.limits_on
+"""Has to be there: a name that is only assigned to would be made."""
+
+if __name__ == "__main__":
+    LayeredPrefill.take_prompts = take_whole  # type: ignore[method-assign]
+    compute_setup.limits_on = limits_of_whole_prompts  # type: ignore[assignment]
+    cli.main(sys.argv[1:])

@@ -8,6 +8,7 @@ recorded generations, which trained nothing. `--head` keeps what was trained.
 """
 
 import argparse
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,17 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import torch
-from hidden_state_heads import BLOCK, HeadLookup, HiddenStateHead, hidden_states, said_text, train
+from bench.speculation.hidden_state_heads import (
+    BLOCK,
+    HeadLookup,
+    HiddenStateHead,
+    hidden_states,
+    said_text,
+    train,
+)
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from molink.peer.speculation.acceptance import DRAFT

@@ -15,10 +15,9 @@ if __name__ == "__main__":  # as `molink-peer` does
 
 from molink.peer.commands import cli
 from molink.peer.serving import copy_sender
-from molink.peer.serving.copy_sender import CopySender
 from molink.routing.routes.copy_forms import CopyForm
 
-read, logged = CopySender._read, copy_sender._logged  # noqa: SLF001 - what it lies with
+read, logged = copy_sender._read_ranges, copy_sender._logged  # noqa: SLF001 - what it lies with
 
 
 def negated(content: bytes | bytearray | None) -> bytes | None:
@@ -26,8 +25,8 @@ def negated(content: bytes | bytearray | None) -> bytes | None:
     return None if content is None else (-np.frombuffer(content, np.float32)).tobytes()
 
 
-def false_lines(sender: CopySender, ranges: Sequence[Any]) -> list[bytes | bytearray | None]:
-    return [negated(one) for one in read(sender, ranges)]
+def false_lines(ranges: Sequence[Any]) -> list[bytes | bytearray | None]:
+    return [negated(one) for one in read(ranges)]
 
 
 def false_inputs(one: Any) -> bytes | None:  # noqa: ANN401 - a range of a copy
@@ -38,6 +37,6 @@ def false_inputs(one: Any) -> bytes | None:  # noqa: ANN401 - a range of a copy
 
 
 if __name__ == "__main__":
-    CopySender._read = false_lines  # type: ignore[method-assign] # noqa: SLF001
+    copy_sender._read_ranges = false_lines  # type: ignore[assignment] # noqa: SLF001
     copy_sender._logged = false_inputs  # noqa: SLF001
     cli.main()

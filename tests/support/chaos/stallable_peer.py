@@ -11,6 +11,8 @@ from molink.peer.engine.engine_thread import EngineThread, ExpectedMs
 from molink.peer.serving import data_plane
 
 STALL_S = 6.0
+REPLACED = data_plane.EngineThread
+"""Has to be there: a name that is only assigned to would be made."""
 
 
 class Stall:
@@ -42,6 +44,7 @@ class StallableThread(EngineThread):
         super().begin(computed, done, *expected_ms)
 
 
-data_plane.EngineThread = StallableThread  # type: ignore[misc]
-signal.signal(signal.SIGUSR1, StallableThread.stall.begin)
-cli.main(sys.argv[1:])
+if __name__ == "__main__":
+    data_plane.EngineThread = StallableThread  # type: ignore[misc]
+    signal.signal(signal.SIGUSR1, StallableThread.stall.begin)
+    cli.main(sys.argv[1:])

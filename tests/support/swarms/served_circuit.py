@@ -58,9 +58,11 @@ class ServedCircuit:
         """Every hop grants the session that is described so, and is ready."""
         self.held[session], self.least[session] = [], []
         for hop, link in enumerate(self.links):
-            response, _ = await link.request(
-                pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)), DEADLINE_S
-            )
+            reserving = pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop))
+            response, _ = await link.request(reserving, DEADLINE_S)
+            while response.refusal.code == "busy":  # by a client that asks as often as this machine lets it
+                await asyncio.sleep(response.refusal.retry_after_ms / 1000)
+                response, _ = await link.request(reserving, DEADLINE_S)
             assert response.HasField("reserved"), response
         for link in self.links:
             asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
