@@ -102,12 +102,6 @@ class PeerLost(SwarmError):
         self.reason = reason
 
 
-def is_full(problem: SwarmError, refused: SwarmError) -> bool:
-    """Whether there is no route only because a peer is left out which has no room now, as it has said."""
-    left_out = isinstance(problem, NoCircuit) and problem.refused_by is not None
-    return left_out and isinstance(refused, SwarmUnavailable) and refused.busy
-
-
 def nobody_serves(spec: ModelSpec, views: Sequence[PeerView]) -> str:
     """Formats that nobody serves the model, and what is served instead, which may be what was meant."""
     others = {view.facts.model for view in views}

@@ -28,14 +28,7 @@ from molink.client.circuit.reserving import (
 from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.epochs.circuit_events import AVOID_S
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
-from molink.client.errors import (
-    InvalidRequest,
-    NoCircuit,
-    SwarmError,
-    SwarmUnavailable,
-    is_full,
-    nobody_serves,
-)
+from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable, nobody_serves
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -268,8 +261,13 @@ class CircuitBuilder:
         try:
             return await self._route(template, doubtful=doubtful)
         except (NoCircuit, SwarmUnavailable) as problem:
-            refused = problems.get(core.Problem.REFUSED)
-            problems[core.Problem.NO_ROUTE] = refused if refused and is_full(problem, refused) else problem
+            refused, found = problems.get(core.Problem.REFUSED), None
+            if isinstance(refused, SwarmUnavailable) and refused.busy:
+                views = self.connection.snapshot(self.spec.model_hash)
+                avoided, _ = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+                found = await self._proven_route(views, template, avoided - self.quarantine.refusers)
+            # with those who refused there would be one: what lacks is room
+            problems[core.Problem.NO_ROUTE] = refused if refused and found else problem
             return None
 
     async def _route(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:

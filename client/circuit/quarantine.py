@@ -68,6 +68,11 @@ class Quarantine:
         barred = frozenset(view.peer_id for view in peers if not self.is_eligible(view))
         return frozenset(avoided) | barred, shunned | barred
 
+    @property
+    def refusers(self) -> frozenset[str]:
+        """Who refused with a word."""
+        return frozenset(peer_id for peer_id, entry in self.entries.items() if entry.reason)
+
     def last_refusal(self, among: frozenset[str]) -> tuple[str, str] | None:
         """Which of these peers refused last, and what it said."""
         said = {peer_id: one for peer_id, one in self.entries.items() if peer_id in among and one.reason}

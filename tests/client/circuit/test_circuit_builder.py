@@ -318,8 +318,19 @@ async def test_a_swarm_that_is_full_at_one_place_is_busy_too_and_one_that_lacks_
         await Forming(low, high).form(SHORT_S)
     assert caught.value.busy
     assert caught.value.retry_after_s == 2.5
-    with pytest.raises(NoCircuit):
-        await Forming(low, FakePeer(Span(4, 6))).form(SHORT_S)
+
+
+@asynchronous
+async def test_a_swarm_that_lacks_layers_is_not_busy_though_a_peer_that_it_has_is_full() -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    low.refuse["reserve"] = refusal("busy")
+    forming = Forming(low, high)
+    forming_task = asyncio.create_task(forming.form(SHORT_S))
+    await until(lambda: len(low.reserved) > 0)
+    forming.connection.peers.remove(high)
+    with pytest.raises(NoCircuit) as caught:
+        await forming_task
+    assert HIGH in caught.value.missing_layers or WHOLE in caught.value.missing_layers
 
 
 @asynchronous
