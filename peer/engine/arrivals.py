@@ -35,8 +35,7 @@ def of_activations(
     if all(session is None or session.ended for session in found):
         return
     logged = any(session is not None and session.inputs is not None for session in found)
-    # What is logged stays as it came: layers compute with a copy, which they may write over.
-    parts = read_activations(frame.payload.toreadonly() if logged else frame.payload, header, spec)
+    parts = read_activations(frame.payload, header, spec)
     encoded = rows_as_they_came(frame.payload, header) if logged else ()
     rows: list[ArrivedRows[ServedSession, StepPayload]] = []
     for place, (row, part, session) in enumerate(zip(header.rows, parts, found, strict=True)):

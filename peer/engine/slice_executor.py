@@ -112,7 +112,7 @@ class SliceExecutor:
             if cache.length != part.position:
                 self._engine.begin_behind(cache, part.position)
             rows = Rows(cache, part.tokens, payload.token_ids, part.draws, scores=scores_of(part))
-            payload.partial = self._engine.begin_partial(part.span, rows, payload.hidden)
+            payload.partial = self._engine.begin_partial(part.span, rows, payload.inputs())
         return True
 
     def _gather(

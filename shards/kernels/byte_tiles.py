@@ -13,7 +13,7 @@ _STEP = 128
 _STAGES = (4, 3, 2, 1)
 _LEAST_STEPS = 4
 """Of one part of the numbers: fewer would be over before their loads overlap."""
-_PROGRAMS = 3
+PROGRAMS = 4
 """For each processor: so many keep its memory busy."""
 _FLOAT32_BYTES = 4
 
@@ -74,10 +74,11 @@ def _most_parts(numbers: int, step: int) -> int:
 
 
 def _in_parts(tile: ByteTile, shape: tuple[int, int], processors: int) -> ByteTile:
-    """The same tile, with as many parts as give every processor enough programs."""
+    """The same tile, with as many parts as give every processor enough programs: of whole steps if that can be."""
     columns, numbers = shape
     programs = -(-columns // tile.columns)
-    wanted = -(-_PROGRAMS * processors // programs)
-    parts = min(wanted, _most_parts(numbers, tile.step))
-    cut = replace(tile, parts=parts)
+    wanted = -(-PROGRAMS * processors // programs)
+    most = min(wanted, _most_parts(numbers, tile.step))
+    even = (parts for parts in range(most, most // 2, -1) if numbers % (parts * tile.step) == 0)
+    cut = replace(tile, parts=next(even, most))
     return replace(tile, parts=-(-numbers // cut.part_numbers(numbers)))

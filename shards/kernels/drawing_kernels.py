@@ -2,13 +2,15 @@
 
 import importlib.util
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from molink.shards.errors import in_one_line
-from molink.shards.sampling.drawing import Asked, DrawingKernels, candidates_on, draw_any
+from molink.shards.sampling.drawing import Asked, candidates_on
 from molink.shards.sampling.race import KEY_BITS
+from molink.shards.sampling.recordable import Cuts, DrawingKernels, draw_any
 from molink.shards.sampling.weights import weighing_dtype
 
 _TRIED_ROWS = 6
@@ -48,6 +50,10 @@ def checked(kernels: DrawingKernels, device: torch.device) -> DrawingKernels | N
     rows = logits.to(device)
     ours, theirs = (draw_any(rows, asked, candidates_on(device), kernels=one) for one in (kernels, None))
     same = bool((ours.tokens == theirs.tokens).all()) and bool((ours.unsettled == theirs.unsettled).all())
+    unlimited = replace(asked, top_k=torch.full_like(asked.top_k, most))
+    ours = draw_any(rows, unlimited, candidates_on(device), cuts=Cuts.NUCLEUS, kernels=kernels)
+    theirs = draw_any(rows, unlimited, candidates_on(device))
+    same = same and bool((ours.unsettled | theirs.unsettled | (ours.tokens == theirs.tokens)).all())
     if not same:
         _log.warning("tokens are drawn without kernels: they draw others on %s", device)
     return kernels if same else None

@@ -22,12 +22,15 @@ from molink.shards.attention.attention import BatchSlot
 from molink.shards.attention.rotations import install_rotations
 from molink.shards.errors import in_one_line
 from molink.shards.kernels.joined_products import install_joined
+from molink.shards.kernels.row_products import RowProduct, RowProducts
 from molink.shards.matrices.by_bytes import ByteProduct, ByteProducts
 from molink.shards.matrices.quantized_matrices import Int8Matrices, QuantizedMatrices
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference from the module's own result, relative to its largest number: two units in the last place."""
 _ROWS = 3
+_TRIED_MATRIX = (4096, 1024)
+"""Large enough for kernels of few rows."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ class FusedKernels:
 
     layers: LayerKernels
     by_bytes: ByteProduct
+    rows: RowProduct | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +91,12 @@ def fused_on(device: torch.device) -> FusedKernels | None:
     try:
         from molink.shards.kernels.triton_bytes import TritonBytes
         from molink.shards.kernels.triton_layers import TritonLayers
+        from molink.shards.kernels.triton_rows import TritonRows
         from molink.shards.paged_attention.paged_triton import shared_bytes_of
 
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return FusedKernels(TritonLayers(), TritonBytes(processors, shared_bytes_of(device.index or 0)))
+        by_bytes = TritonBytes(processors, shared_bytes_of(device.index or 0), device)
+        return FusedKernels(TritonLayers(), by_bytes, TritonRows())
     except Exception as error:  # noqa: BLE001 - of a compiler and its cards there is no list of errors
         _log.warning("fused kernels are not used: they end with %s", in_one_line(error))
         return None
@@ -104,11 +110,13 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         return
     modules = [module for module in model.modules() if "forward" not in module.__dict__]
     joined: list[Int8Matrices] = []
+    products = RowProducts(slot, _agreeing(model, kernels.rows))
     steps: dict[str, Callable[[], object]] = {
         "fused kernels are not used: they end with": lambda: _install_small(modules, slot, kernels.layers),
         "matrices are multiplied one by one: joining them ends with": lambda: joined.extend(
-            install_joined(model, slot)
+            install_joined(model, slot, products.linear)
         ),
+        "products of few rows are the library's:": lambda: products.install(modules),
         "matrices of bytes are unpacked: their kernel ends with": lambda: _install_bytes(
             [*modules, *joined], slot, kernels.by_bytes
         ),
@@ -118,6 +126,23 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
             install()
         except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
             _log.warning("%s %s", otherwise, in_one_line(error))
+
+
+def _agreeing(model: nn.Module, kernel: RowProduct | None) -> RowProduct | None:
+    """The kernel, if what it gives for a matrix of the model's kind is what the library gives."""
+    like = next((one.weight for one in model.modules() if type(one) is nn.Linear), None)
+    if kernel is None or like is None or like.dtype not in TOLERANCES:
+        return None
+    try:
+        weight, inputs = _random(_TRIED_MATRIX, like), _random((1, 1, _TRIED_MATRIX[1]), like)
+        found = kernel.multiply(inputs, weight, weight[:, 0])
+    except Exception as error:  # noqa: BLE001 - as above
+        _log.warning(
+            "products of few rows are the library's: kernels for them end with %s", in_one_line(error)
+        )
+        return None
+    expected = nn.functional.linear(inputs, weight, weight[:, 0])
+    return kernel if _difference(found, expected) <= TOLERANCES[like.dtype] else None
 
 
 def _install_small(modules: Sequence[nn.Module], slot: BatchSlot, kernels: LayerKernels) -> None:

@@ -45,7 +45,13 @@ class JoinedProduct:
         return result
 
 
-def install_joined(model: nn.Module, slot: BatchSlot) -> list[Int8Matrices]:
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Of inputs, a matrix, and a bias, as torch's."""
+
+
+def install_joined(
+    model: nn.Module, slot: BatchSlot, linear: Linear = functional.linear
+) -> list[Int8Matrices]:
     """Joins matrices of modules whose parts have those names, and are of one kind: numbers as they are, or bytes.
     Returns those of bytes, which no module has. Needs as much memory besides as the largest of the joined matrices, for
     a moment, and leaves none of it to the allocator: what was there before is of other sizes."""
@@ -60,7 +66,7 @@ def install_joined(model: nn.Module, slot: BatchSlot) -> list[Int8Matrices]:
             if any("forward" in part.__dict__ or uses[id(part.weight)] > 1 for part in known):
                 continue
             if len(plain) == len(names):
-                _join(plain, slot)
+                _join(plain, slot, linear)
             elif len(quantized) == len(names):
                 bytes_ += _join_bytes(quantized, slot)
     if any(parameter.is_cuda for parameter in model.parameters()):
@@ -68,7 +74,7 @@ def install_joined(model: nn.Module, slot: BatchSlot) -> list[Int8Matrices]:
     return bytes_
 
 
-def _join(parts: Sequence[nn.Linear], slot: BatchSlot) -> None:
+def _join(parts: Sequence[nn.Linear], slot: BatchSlot, linear: Linear) -> None:
     """The matrices become views of one, so that nothing is kept twice, and other steps compute as before."""
     kinds = {(part.in_features, part.weight.dtype, part.weight.device, part.bias is None) for part in parts}
     if len(kinds) > 1:
@@ -77,7 +83,7 @@ def _join(parts: Sequence[nn.Linear], slot: BatchSlot) -> None:
     weight, bias = torch.cat(_tensors(parts, "weight")), _joined_bias(parts)
     for part, own in zip(parts, torch.split(weight, rows), strict=True):
         part.weight = nn.Parameter(own, requires_grad=False)
-    _install(parts, JoinedProduct(lambda inputs: functional.linear(inputs, weight, bias), rows), slot)
+    _install(parts, JoinedProduct(lambda inputs: linear(inputs, weight, bias), rows), slot)
 
 
 def _join_bytes(parts: Sequence[QuantizedLinear], slot: BatchSlot) -> list[Int8Matrices]:

@@ -6,9 +6,9 @@ the result says so, and the row is to be drawn again from all.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ def candidates_on(device: torch.device) -> int:
     return _CANDIDATES if device.type == "cpu" else _DEVICE_CANDIDATES
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """How one row's token is chosen; the fields are those of `SamplingParams`."""
+class Pick(NamedTuple):
+    """How one row's token is chosen; the fields are those of `SamplingParams`. A tuple, since each row of each step has
+    one, and a dataclass takes five times as long to make."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -125,7 +125,7 @@ def _draw_and_tell(
     logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dtype, told_of: Tensor
 ) -> Drawn:
     """As `draw`: the tokens of the ones, the log-probabilities of the others."""
-    drawn = draw(logits, [replace(pick, logprobs=None) for pick in picks], candidates, dtype)
+    drawn = draw(logits, [pick._replace(logprobs=None) for pick in picks], candidates, dtype)
     telling = [Pick(logprobs=pick.logprobs) for pick in picks]
     kinds = _Kinds.of(telling, told_of.shape[1])
     peaks = told_of.amax(-1, keepdim=True)
@@ -139,65 +139,6 @@ def _draw_and_tell(
     unsettled = drawn.unsettled.clone()
     unsettled[rows.told] |= short
     return Drawn(drawn.tokens, drawn.peaks, unsettled, told)
-
-
-class DrawingKernels(Protocol):
-    """Parts of a drawing that a device has kernels of its own for. Nothing waits."""
-
-    def race(self, logits: Tensor, asked: "Asked") -> tuple[Tensor, Tensor]:
-        """The weight of each row's whole vocabulary, and the token that wins the race in it: [rows, 1] each."""
-        ...
-
-    def race_of_likeliest(
-        self, order: "LikelyTokens", asked: "Asked", totals: Tensor, vocabulary: int
-    ) -> tuple[Tensor, Tensor]:
-        """As `likeliest_winner`."""
-        ...
-
-
-def draw_any(
-    logits: Tensor,
-    asked: "Asked",
-    candidates: int,
-    *,
-    cuts: bool = True,
-    kernels: DrawingKernels | None = None,
-) -> Drawn:
-    """As `draw` of rows that want no log-probabilities, by operations that depend on the shape of the logits alone, so
-    that they can be recorded: each row is drawn in all ways, and what it asked for says which one counts. Unless it
-    `cuts`, no row may ask for top_p or top_k."""
-    vocabulary = logits.shape[1]
-    order = None
-    if cuts:
-        every = torch.arange(len(logits), device=logits.device)
-        order = LikelyTokens.of(logits, every, candidates, whole=True)
-        tokens, peaks = order.ids[:, :1], order.logits[:, :1]
-    else:
-        tokens = logits.argmax(-1, keepdim=True)
-        peaks = logits.gather(1, tokens)
-    draws = asked.temperature > 0
-    asked = replace(
-        asked,
-        peaks=peaks.to(asked.temperature.dtype),
-        temperature=torch.where(draws, asked.temperature, 1),
-    )
-    totals, plain = (kernels.race if kernels else race_of_all)(logits, asked)
-    chosen = torch.where(draws, plain, tokens)
-    if order is None:
-        return Drawn(chosen, asked.peaks, torch.zeros_like(draws), None)
-    race = kernels.race_of_likeliest if kernels else likeliest_winner
-    among, unsettled = race(order, asked, totals, vocabulary)
-    is_cut = draws & ((asked.top_p < 1) | (asked.top_k < vocabulary))
-    flat = order.tied & (peaks == order.logits[:, -1:])  # the lowest id of the equals may not be among them
-    short = torch.where(is_cut, unsettled, flat & ~draws)
-    return Drawn(torch.where(is_cut, among, chosen), asked.peaks, short, None)
-
-
-def race_of_all(logits: Tensor, asked: "Asked") -> tuple[Tensor, Tensor]:
-    """As `DrawingKernels.race`, operation by operation."""
-    every = torch.arange(len(logits), device=logits.device)
-    whole = Weights.of(logits, every, asked.peaks, asked.temperature)
-    return whole.total, race_winner(logits, every, asked.peaks, asked.temperature, asked.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

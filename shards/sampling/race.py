@@ -9,7 +9,7 @@ knows the seed guesses far more of what will be drawn than its likeliest token i
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,13 +25,14 @@ SPLITMIX_STEP = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's constants (Steele et al. 2014, Fast splittable pseudorandom number generators), as signed numbers."""
 SPLITMIX_FIRST, SPLITMIX_SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
+_KEYS: Final = hashlib.blake2b(digest_size=KEY_BITS // 8, person=b"molink.race")
+
 
 def race_key(seed: int, position: int) -> int:
     """Which race a token is drawn in, below 2**KEY_BITS; seed and position are in [0, 2**64)."""
-    digest = hashlib.blake2b(
-        struct.pack("<QQ", seed, position), digest_size=KEY_BITS // 8, person=b"molink.race"
-    ).digest()
-    return int.from_bytes(digest, "little")
+    digest = _KEYS.copy()  # setting it up takes longer than hashing
+    digest.update(struct.pack("<QQ", seed, position))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def race_numbers(keys: "IntegersT", token_ids: "IntegersT") -> "IntegersT":

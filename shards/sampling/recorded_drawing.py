@@ -12,8 +12,9 @@ from molink.shards.device.cuda_graphs import Recorder
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
 from molink.shards.errors import in_one_line
-from molink.shards.sampling.drawing import Asked, DrawingKernels, Pick, candidates_on, draw_any
+from molink.shards.sampling.drawing import Asked, Pick, candidates_on
 from molink.shards.sampling.race import KEY_BITS
+from molink.shards.sampling.recordable import Cuts, DrawingKernels, cuts_of, draw_any
 from molink.shards.sampling.weights import weighing_dtype
 
 _SETTINGS = 5
@@ -40,18 +41,18 @@ class RecordedDrawing:
         self._device = device
         self._recorder: Recorder | None = recorder
         self._kernels = kernels
-        self._replays: dict[tuple[int, bool], Callable[[], Tensor]] = {}
-        """By number of rows, and whether there is one among them that top_p or top_k cuts: only then are the likeliest
-        tokens put in order."""
+        self._replays: dict[tuple[int, Cuts], Callable[[], Tensor]] = {}
+        """By number of rows and what they draw from: to put the likeliest tokens in order takes longest."""
         self._logits: Tensor | None = None
         """[most rows, vocabulary], in memory that stays."""
         self._settings: Staging | None = None
 
     @torch.inference_mode()
     def record_next(self) -> bool:
-        """Records drawings of one more number of rows, cut or not; whether there was one. Not while a step is under
-        way."""
-        every = product(self._sizes, (False, True))
+        """Records drawings of one more number of rows in one more way; whether there was one. Not while a step is
+        under way."""
+        ways = Cuts if self._kernels else (Cuts.WHOLE, Cuts.LIKELIEST)
+        every = product(self._sizes, ways)
         kind = next((kind for kind in every if kind not in self._replays), None)
         if kind is None or self._recorder is None:
             return False
@@ -76,8 +77,7 @@ class RecordedDrawing:
         there are at first. None where no such drawing has been recorded."""
         rows = len(picks)
         size = next((size for size in self._sizes if size >= rows), None)
-        cuts = any(pick.top_p < 1 or 0 < pick.top_k < self._vocabulary for pick in picks)
-        replay = None if size is None else self._replays.get((size, cuts))
+        replay = None if size is None else self._replays.get((size, self._cuts_of(picks)))
         staged, settings = self._logits, self._settings
         if replay is None or staged is None or settings is None:
             return None
@@ -91,6 +91,10 @@ class RecordedDrawing:
             self.forget()
             self._give_up(error)
             return None
+
+    def _cuts_of(self, picks: Sequence[Pick]) -> Cuts:
+        cuts = cuts_of(picks, self._vocabulary)
+        return Cuts.LIKELIEST if cuts is Cuts.NUCLEUS and self._kernels is None else cuts
 
     def _give_up(self, reason: Exception) -> None:
         """No further drawings are recorded; what has been recorded stays."""
@@ -108,7 +112,7 @@ class RecordedDrawing:
         host.numpy()[: len(asked)] = asked
         settings.send(len(asked))
 
-    def _drawing_of(self, size: int, cuts: bool) -> Callable[[], Tensor]:
+    def _drawing_of(self, size: int, cuts: Cuts) -> Callable[[], Tensor]:
         """Rows of nobody are drawn as all others are."""
         if self._logits is None or self._settings is None:
             most, dtype = self._sizes[-1], weighing_dtype(self._device.place)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +32,9 @@ class BrokenLogits(ValueError):
         self.row = row
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The chosen token. Log-probabilities are natural, of the biased logits before penalties, masks, temperature,
-    min_p, top_k and top_p."""
+class Sampled(NamedTuple):
+    """The chosen token; a tuple as `Pick` is. Log-probabilities are natural, of the biased logits before penalties,
+    masks, temperature, min_p, top_k and top_p."""
 
     token_id: int
     logprob: float | None
@@ -121,9 +121,11 @@ class _DrawnLogits:
         """The rows that are drawn from it."""
         return [row for row in self.rows if row not in self.passed_over]
 
-    def pick(self, row: int, picks: Sequence[Pick]) -> Pick:
-        """How that row of this source is drawn."""
-        return Pick() if row in self.passed_over else picks[row]
+    def chosen(self, rows: Sequence[int], picks: Sequence[Pick]) -> Sequence[Pick]:
+        """How these rows of this source are drawn."""
+        if not self.passed_over and len(rows) == len(picks):
+            return picks  # all of them, in order
+        return [Pick() if row in self.passed_over else picks[row] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,10 @@ def _sources(
 def _parts(source: _DrawnLogits, picks: Sequence[Pick]) -> list[_Part]:
     """In which parts the rows are drawn at first: those of a large top_k need all of the vocabulary in order."""
     vocabulary, candidates = source.logits.shape[1], candidates_on(source.logits.device)
-    large = [row for row in source.rows if candidates < source.pick(row, picks).top_k < vocabulary]
+    chosen = source.chosen(source.rows, picks)
+    large = [
+        row for row, pick in zip(source.rows, chosen, strict=True) if candidates < pick.top_k < vocabulary
+    ]
     others = [row for row in source.rows if row not in set(large)] if large else source.rows
     return [*([_Part(source, others, candidates)] if others else []), *_whole(source, large)]
 
@@ -192,7 +197,7 @@ def _draw_part(
         (at,) = on_device(([places[row] for row in part.rows],), torch.long, logits)
         logits = logits.index_select(0, at)
         told_of = None if told_of is None else told_of.index_select(0, at)
-    chosen = [source.pick(row, picks) for row in part.rows]
+    chosen = source.chosen(part.rows, picks)
     first = part.candidates == candidates_on(logits.device)
     if recorded is not None and first and any(pick.temperature for pick in chosen):
         drawn = recorded.draw(logits, chosen)
@@ -210,10 +215,11 @@ def _read(
     """Draws all parts and reads them at once: by row what came of it, None where its candidates were not enough."""
     drawn = [_draw_part(part, picks, dtype, recorded) for part in parts]
     read: dict[int, Sampled | Exception | None] = {}
-    numbers = iter(torch.cat(drawn).tolist())  # the device is waited for here and nowhere else
+    together = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+    numbers = iter(together.tolist())  # the device is waited for here and nowhere else
     for part in parts:
         source = part.source
-        chosen = [source.pick(row, picks) for row in part.rows]
+        chosen = source.chosen(part.rows, picks)
         most = most_told(chosen, source.logits.shape[1])
         tokens, peaks, unsettled = ([*islice(numbers, len(part.rows))] for _ in range(3))
         passed_over = source.passed_over

@@ -10,7 +10,7 @@ from gpu.gpu_machine import missing_modules
 from gpu.kernels.drawing_shapes import SUM_BAR, drawing_cases
 from gpu.kernels.kernel_shapes import SLOT, TOLERANCES, Made, Shape, compared, shapes
 from gpu.kernels.latent_shapes import latent_cases
-from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases
+from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases, row_cases
 from support.devices.fused_reference import fused_here
 
 from molink.shards.kernels.drawing_kernels import drawing_kernels_on
@@ -23,7 +23,7 @@ from molink.shards.paged_attention.paged import (
     PagedLatentAttention,
     RotaryAngles,
 )
-from molink.shards.sampling.drawing import DrawingKernels
+from molink.shards.sampling.recordable import DrawingKernels
 
 LONGEST = 32_000
 EVEN_BAR = 1.5
@@ -81,6 +81,7 @@ def _calls(found: _Kernels, context: Context) -> Iterator[_Call]:
     for case in (
         *layer_cases(found.fused.layers, context.device, small=small),
         *byte_cases(found.fused.by_bytes, context.device, small=small),
+        *(row_cases(found.fused.rows, context.device, small=small) if found.fused.rows else ()),
         *_latent_cases(found.latents, context),
         *(drawing_cases(found.drawing, context.device, small=small) if found.drawing else ()),
     ):
@@ -144,12 +145,13 @@ def _interpreted() -> _Kernels:
     from molink.shards.kernels.triton_drawing import TritonDrawing
     from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.kernels.triton_layers import TritonLayers
+    from molink.shards.kernels.triton_rows import TritonRows
     from molink.shards.paged_attention.paged_triton import TritonAttention
 
     return _Kernels(
         TritonAttention(108),
         TritonLatents(108, 227 << 10),
-        FusedKernels(TritonLayers(), TritonBytes(108, 64 << 10)),
+        FusedKernels(TritonLayers(), TritonBytes(108, 64 << 10), TritonRows()),
         TritonDrawing(),
     )
 

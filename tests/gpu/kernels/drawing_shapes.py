@@ -2,13 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from gpu.kernels.layer_shapes import Compared
 from torch import Tensor
 
-from molink.shards.sampling.drawing import Asked, DrawingKernels, LikelyTokens, likeliest_winner, race_of_all
+from molink.shards.sampling.drawing import Asked, LikelyTokens, likeliest_winner
 from molink.shards.sampling.race import KEY_BITS
+from molink.shards.sampling.recordable import LEAST_NUCLEUS, DrawingKernels, likeliest_of_all, race_of_all
 
 SUM_BAR = 1e-12
 """Of a row's weight, which is summed up in another order."""
@@ -22,7 +24,10 @@ def drawing_cases(
 ) -> Iterator[Callable[[], Compared]]:
     """Whole vocabularies, and their likeliest tokens: spread, nearly flat, and full of equals."""
     for vocabulary, kind in itertools.product(VOCABULARIES[:3] if small else VOCABULARIES, _LOGITS):
-        yield lambda vocabulary=vocabulary, kind=kind: _whole(kernels, device, vocabulary, kind)  # type: ignore[misc]
+        for compare in (_largest, _whole, _nucleus):
+            yield lambda compare=compare, vocabulary=vocabulary, kind=kind: compare(  # type: ignore[misc]
+                kernels, device, vocabulary, kind
+            )
         for candidates in CANDIDATES[:3] if small else CANDIDATES:
             yield lambda vocabulary=vocabulary, kind=kind, candidates=candidates: _likeliest(  # type: ignore[misc]
                 kernels, device, vocabulary, kind, candidates
@@ -56,6 +61,19 @@ def _asked(device: str, vocabulary: int, kind: str) -> tuple[Tensor, Asked]:
     return logits, Asked(peaks, columns[0], columns[1], keys, columns[2].long())
 
 
+def _largest(kernels: DrawingKernels, device: str, vocabulary: int, kind: str) -> Compared:
+    """With a row that is broken: its logit says so."""
+    logits, _ = _asked(device, vocabulary, kind)
+    logits[0, vocabulary // 2] = torch.nan
+    tokens, peaks = kernels.likeliest(logits)
+    theirs, expected = likeliest_of_all(logits)
+    sound = torch.isfinite(expected)
+    wrong = float(((tokens != theirs) & sound).sum() + ((peaks != expected) & sound).sum())
+    return Compared(
+        f"likeliest of {vocabulary}, {kind}", "float64", wrong + float(torch.isfinite(peaks[0])), SUM_BAR
+    )
+
+
 def _whole(kernels: DrawingKernels, device: str, vocabulary: int, kind: str) -> Compared:
     logits, asked = _asked(device, vocabulary, kind)
     totals, winners = kernels.race(logits, asked)
@@ -63,6 +81,19 @@ def _whole(kernels: DrawingKernels, device: str, vocabulary: int, kind: str) -> 
     off = float(((totals - expected).abs() / expected).max())
     wrong = float((winners != theirs).sum())
     return Compared(f"race of {vocabulary}, {kind}", "float64", max(off, wrong), SUM_BAR)
+
+
+def _nucleus(kernels: DrawingKernels, device: str, vocabulary: int, kind: str) -> Compared:
+    """Beside all tokens in order. Rows of a tiny top_p need not be found; of others one in hundreds is not."""
+    logits, asked = _asked(device, vocabulary, kind)
+    asked = replace(asked, top_k=torch.full_like(asked.top_k, vocabulary))
+    totals, winners = race_of_all(logits, asked)
+    tokens, short = kernels.race_in_nucleus(logits, asked, totals, winners)
+    order = LikelyTokens.of(logits, torch.arange(ROWS, device=device), vocabulary, whole=True)
+    theirs, _ = likeliest_winner(order, asked, totals, vocabulary)
+    large = asked.top_p >= LEAST_NUCLEUS
+    wrong = float(((tokens != theirs) & ~short).sum() + (short & large).sum())
+    return Compared(f"race in a nucleus of {vocabulary}, {kind}", "float64", wrong, SUM_BAR)
 
 
 def _likeliest(kernels: DrawingKernels, device: str, vocabulary: int, kind: str, candidates: int) -> Compared:

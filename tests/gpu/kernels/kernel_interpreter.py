@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.kernels.drawing_shapes import drawing_cases
 from gpu.kernels.kernel_shapes import HEAD_DIMS, TOLERANCES, compared, paired_shapes, shapes
 from gpu.kernels.latent_shapes import latent_cases
-from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases
+from gpu.kernels.layer_shapes import Case, byte_cases, layer_cases, row_cases
 
 LONGEST = 32_000
 
@@ -108,9 +108,11 @@ def _layers(options: argparse.Namespace) -> Iterator[Case]:
     from molink.shards.kernels.triton_bytes import TritonBytes
     from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.kernels.triton_layers import TritonLayers
+    from molink.shards.kernels.triton_rows import TritonRows
 
     small = options.small
     yield from layer_cases(TritonLayers(), "cpu", small=small)
+    yield from row_cases(TritonRows(), "cpu", small=small)
     for card in CARDS:
         yield from byte_cases(TritonBytes(*card), "cpu", small=small)
         yield from latent_cases(TritonLatents(*card), "cpu", 40 if small else 300, (*TOLERANCES,))

@@ -28,7 +28,7 @@ from gpu.kernels.pairs import pairwise
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from molink.shards.kernels import triton_bytes, triton_drawing, triton_latents, triton_layers
+from molink.shards.kernels import triton_bytes, triton_drawing, triton_latents, triton_layers, triton_rows
 from molink.shards.kernels.fused import Activation, NormKind
 from molink.shards.paged_attention import paged_triton
 from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
@@ -44,8 +44,12 @@ KERNELS = {
     "_norm": (triton_layers,),
     "_gate": (triton_layers,),
     "_multiply": (triton_bytes,),
-    "_add": (triton_bytes,),
+    "_multiply_rows": (triton_rows,),
+    "_largest": (triton_drawing,),
+    "_lead": (triton_drawing,),
     "_race": (triton_drawing,),
+    "_race_above": (triton_drawing,),
+    "_settle": (triton_drawing,),
     "_race_of_likeliest": (triton_drawing,),
 }
 """The modules that launch each by this name."""
@@ -168,6 +172,7 @@ _TYPE_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int64: "i64",
+    torch.int32: "i32",
     torch.int8: "i8",
     torch.bool: "i1",
 }
@@ -227,9 +232,12 @@ def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) ->
             layers.norm(states, added, weight, 1e-6, kind)
         for activation in Activation:
             layers.gate(states, states, activation)
-        for rows, columns in itertools.product((1, 17, 64), (512, 16384)):
+        for rows, columns in itertools.product((1, 4, 17, 64), (512, 16384)):
             matrix = torch.zeros(columns, dim, dtype=torch.int8)
             bytes_.multiply(weight.expand(rows, dim).contiguous(), matrix, torch.zeros(columns), None)
+        for rows in (1, 2, 4, 8):
+            inputs = weight.expand(rows, dim).contiguous()
+            triton_rows.TritonRows().multiply(inputs, torch.zeros(512, dim, dtype=dtype), None)
     return found
 
 
@@ -241,7 +249,9 @@ def drawing_launches(vocabulary: int, candidates: int) -> list[Launch]:
     logits = torch.zeros(2, vocabulary)
     order = LikelyTokens.of(logits, torch.arange(2), candidates, whole=True)
     with launches() as found:
+        drawing.likeliest(logits)
         drawing.race(logits, asked)
+        drawing.race_in_nucleus(logits, asked, column, column.long())
         drawing.race_of_likeliest(order, asked, column, vocabulary)
     return found
 

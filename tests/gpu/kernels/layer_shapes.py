@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from molink.shards.kernels.fused import Activation, LayerKernels, NormKind
+from molink.shards.kernels.row_products import RowProduct
 from molink.shards.matrices.by_bytes import ByteProduct
 
 BARS = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -19,8 +20,9 @@ PRODUCT_BARS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Sums of thousands of products."""
 NORM_DIMS = (64, 128, 896, 2048, 4096, 5120, 8192)
 GATE_DIMS = (64, 1000, 4864, 14336)
-MATRICES = ((48, 80), (256, 512), (1000, 1536), (4096, 4096))
+MATRICES = ((48, 80), (256, 512), (1001, 1536), (4096, 4096), (64, 9000))
 """Rows and columns; some are no multiples of anything."""
+FEW_ROWS = (1, 2, 3, 5, 8)
 BYTE_ROWS = (1, 2, 7, 16, 17, 40, 64)
 
 
@@ -63,6 +65,13 @@ def byte_cases(kernel: ByteProduct, device: str, *, small: bool = False) -> Iter
     shapes = MATRICES[:2] if small else MATRICES
     for dtype, shape, rows in itertools.product(PRODUCT_BARS, shapes, (1, 7, 17) if small else BYTE_ROWS):
         yield lambda dtype=dtype, shape=shape, rows=rows: _bytes(kernel, device, dtype, shape, rows)  # type: ignore[misc]
+
+
+def row_cases(kernel: RowProduct, device: str, *, small: bool = False) -> Iterator[Case]:
+    """Products of a few rows with matrices of the inputs' own dtype."""
+    shapes = MATRICES[:2] if small else MATRICES
+    for dtype, shape, rows in itertools.product(PRODUCT_BARS, shapes, FEW_ROWS):
+        yield lambda dtype=dtype, shape=shape, rows=rows: _rows(kernel, device, dtype, shape, rows)  # type: ignore[misc]
 
 
 def _drawn(shape: tuple[int, ...], dtype: str, device: str, seed: int) -> Tensor:
@@ -109,6 +118,18 @@ def _bytes(kernel: ByteProduct, device: str, dtype: str, shape: tuple[int, int],
     expected = expected if bias is None else expected + bias.double()
     name = f"{rows} rows by {shape[0]} x {shape[1]} bytes"
     return Compared(name, dtype, _off(product, expected), PRODUCT_BARS[dtype])
+
+
+def _rows(kernel: RowProduct, device: str, dtype: str, shape: tuple[int, int], rows: int) -> Compared:
+    weight, inputs = _drawn(shape, dtype, device, 7), _drawn((1, rows, shape[1]), dtype, device, 8)
+    bias = _drawn((shape[0],), dtype, device, 9) if shape[0] % 2 else None
+    with poisoned():
+        product = kernel.multiply(inputs, weight, bias)
+    expected = inputs.double() @ weight.double().T
+    expected = expected if bias is None else expected + bias.double()
+    return Compared(
+        f"{rows} rows by {shape[0]} x {shape[1]}", dtype, _off(product, expected), PRODUCT_BARS[dtype]
+    )
 
 
 def _off(found: Tensor, expected: Tensor) -> float:

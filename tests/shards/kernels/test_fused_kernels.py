@@ -3,11 +3,12 @@
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.devices.fused_reference import WrittenKernels, fused_here
+from support.devices.fused_reference import WrittenKernels, WrittenRows, fused_here
 from support.devices.paged_reference import decoding_here
 from support.models.circuit_runs import Circuit, Run, engine_with, finish, start_run
 from torch import Tensor, nn
@@ -204,6 +205,49 @@ def test_matrices_that_are_not_of_a_kind_or_are_anothers_too_are_left_apart() ->
     model = nn.ModuleList([quarter, tied, mixed])
     install_joined(model, BatchSlot(None))
     assert not any("forward" in part.__dict__ for part in model.modules())
+
+
+class _Attention(_Projections):
+    """Projections, and a matrix that takes other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=True)
+        self.o_proj = nn.Linear(8, 8)
+
+    def forward(self, states: Tensor) -> list[Tensor]:
+        return [*super().forward(states), self.o_proj(states)]
+
+
+def test_products_of_one_row_are_the_kernels_in_steps_that_fuse() -> None:
+    module, slot, rows = _Attention().requires_grad_(requires_grad=False), BatchSlot(None), WrittenRows()
+    alone, many = torch.randn(1, 1, 8), torch.randn(1, 3, 8)
+    expected = module(alone)
+    install_fused(module, slot, replace(fused_here()[0], rows=rows))
+    assert rows.calls == 1, "the kernel is tried when layers are loaded"
+    module(alone)
+    slot.fuses = True
+    module(many)
+    assert rows.calls == 1
+    for found, own in zip(module(alone), expected, strict=True):
+        torch.testing.assert_close(found, own)
+    assert rows.calls == 3, "joined matrices are one"
+
+
+def test_a_kernel_of_one_row_that_is_wrong_or_fails_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(WrittenRows):
+        def multiply(self, *_arguments: object) -> Tensor:
+            raise RuntimeError("no such card")
+
+    for rows in (WrittenRows(wrong=True), Failing()):
+        module, slot = _Attention().requires_grad_(requires_grad=False), BatchSlot(None)
+        alone = torch.randn(1, 1, 8)
+        expected = module(alone)
+        install_fused(module, slot, replace(fused_here()[0], rows=rows))
+        slot.fuses = True
+        for found, own in zip(module(alone), expected, strict=True):
+            torch.testing.assert_close(found, own)
+        assert rows.calls <= 1
+    assert "products of few rows are the library's: kernels for them end with RuntimeError" in caplog.text
 
 
 class _Scaled(nn.Module):

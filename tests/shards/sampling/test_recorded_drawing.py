@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from molink.shards.device.device import Device
 from molink.shards.kernels.drawing_kernels import checked, drawing_kernels_on
-from molink.shards.sampling.drawing import Asked, LikelyTokens, likeliest_winner, race_of_all
+from molink.shards.sampling.drawing import Asked, LikelyTokens, likeliest_winner
+from molink.shards.sampling.recordable import likeliest_of_all, race_of_all
 from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import Sampled, sample_each
 from molink.shards.spec import SamplingParams, Span
 
 TinyModel = Callable[[str], Path]
+Drawings = dict[tuple[int, bool], tuple[RecordedDrawing, Tapes]]
 SIZES = (1, 4)
 VOCABULARIES = (3, 1500)
 KINDS = st.builds(
@@ -34,16 +37,57 @@ KINDS = st.builds(
 )
 
 
+class Operations:
+    """Kernels that are the operations that they stand for; in a nucleus, after all tokens have been put in order."""
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return likeliest_of_all(logits)
+
+    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        return race_of_all(logits, asked)
+
+    def race_of_likeliest(
+        self, order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
+        return likeliest_winner(order, asked, totals, vocabulary)
+
+    def race_in_nucleus(
+        self, logits: Tensor, asked: Asked, totals: Tensor, _winners: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows, vocabulary = logits.shape
+        order = LikelyTokens.of(logits, torch.arange(rows), vocabulary, whole=True)
+        return likeliest_winner(order, asked, totals, vocabulary)
+
+
+class FirstToken(Operations):
+    """Kernels that draw the first token whatever there is."""
+
+    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        totals, winners = race_of_all(logits, asked)
+        return totals, torch.zeros_like(winners)
+
+
+class FirstOfNucleus(Operations):
+    """Kernels that are wrong where top_p cuts alone."""
+
+    def race_in_nucleus(
+        self, logits: Tensor, asked: Asked, totals: Tensor, winners: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, unsettled = super().race_in_nucleus(logits, asked, totals, winners)
+        return torch.zeros_like(winners), unsettled
+
+
 @pytest.fixture(scope="module")
-def drawings() -> dict[int, tuple[RecordedDrawing, Tapes]]:
-    """By vocabulary, all sizes recorded."""
+def drawings() -> Drawings:
+    """By vocabulary and whether there are kernels, all sizes recorded."""
     made = {}
-    for vocabulary in VOCABULARIES:
+    for vocabulary, has_kernels in product(VOCABULARIES, (False, True)):
         tapes = Tapes()
-        drawing = RecordedDrawing(vocabulary, SIZES, Device("cpu"), tapes)
+        kernels = Operations() if has_kernels else None
+        drawing = RecordedDrawing(vocabulary, SIZES, Device("cpu"), tapes, kernels)
         while drawing.record_next():
             continue
-        made[vocabulary] = drawing, tapes
+        made[vocabulary, has_kernels] = drawing, tapes
     return made
 
 
@@ -58,28 +102,30 @@ def described(drawn: list[Sampled | Exception]) -> list[object]:
     vocabulary=st.sampled_from(VOCABULARIES),
     spread=st.sampled_from([0.0, 0.01, 1.0, 6.0]),
     poison=st.sampled_from([None, None, math.nan, -math.inf]),
+    has_kernels=st.booleans(),
 )
 def test_tokens_are_those_that_are_drawn_operation_by_operation(
-    drawings: dict[int, tuple[RecordedDrawing, Tapes]],
+    drawings: Drawings,
     wanted: list[SamplingParams],
     seed: int,
     vocabulary: int,
     spread: float,
     poison: float | None,
+    has_kernels: bool,
 ) -> None:
     logits = spread * torch.randn(len(wanted), vocabulary, generator=torch.Generator().manual_seed(seed))
     if poison is not None:
         logits[0, seed % vocabulary] = poison
     requests = [SampleRequest(params, seed, row) for row, params in enumerate(wanted)]
-    recorded, _ = drawings[vocabulary]
+    recorded, _ = drawings[vocabulary, has_kernels]
     ours = sample_each(logits, requests, recorded=recorded)
     assert described(ours) == described(sample_each(logits, requests))
 
 
 def test_rows_up_to_the_largest_size_are_drawn_in_one_launch_unless_they_want_more_than_tokens(
-    drawings: dict[int, tuple[RecordedDrawing, Tapes]],
+    drawings: Drawings,
 ) -> None:
-    recorded, tapes = drawings[1500]
+    recorded, tapes = drawings[1500, False]
     logits = torch.randn(5, 1500)
 
     def launches(rows: int, **params: float) -> int:
@@ -95,10 +141,10 @@ def test_rows_up_to_the_largest_size_are_drawn_in_one_launch_unless_they_want_mo
 
 @pytest.mark.parametrize("cut", [0.0, 0.7])
 def test_of_more_equals_than_are_put_in_order_greedy_takes_the_lowest_id(
-    drawings: dict[int, tuple[RecordedDrawing, Tapes]], cut: float
+    drawings: Drawings, cut: float
 ) -> None:
     """The other row lets the likeliest be put in order."""
-    recorded, tapes = drawings[1500]
+    recorded, tapes = drawings[1500, False]
     logits = torch.ones(2, 1500)
     requests = [
         SampleRequest(SamplingParams(), 7, 0),
@@ -150,46 +196,36 @@ def test_a_drawing_that_fails_when_it_is_played_is_made_good_at_once(
     assert not drawing.record_next()
 
 
-class Wrong:
-    """Kernels that draw the first token whatever there is."""
-
-    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
-        totals, winners = race_of_all(logits, asked)
-        return totals, torch.zeros_like(winners)
-
-    def race_of_likeliest(
-        self, order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
-    ) -> tuple[Tensor, Tensor]:
-        return likeliest_winner(order, asked, totals, vocabulary)
-
-
-class Right(Wrong):
-    def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
-        return race_of_all(logits, asked)
-
-
 def test_kernels_that_draw_other_tokens_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    kernels = Right()
+    kernels = Operations()
     assert checked(kernels, torch.device("cpu")) is kernels
     assert caplog.text == ""
-    assert checked(Wrong(), torch.device("cpu")) is None
-    assert "tokens are drawn without kernels: they draw others on cpu" in caplog.text
+    for wrong in (FirstToken(), FirstOfNucleus()):
+        caplog.clear()
+        assert checked(wrong, torch.device("cpu")) is None
+        assert "tokens are drawn without kernels: they draw others on cpu" in caplog.text
     assert drawing_kernels_on(torch.device("cpu")) is None
 
 
 def test_recorded_drawings_are_made_of_the_kernels_that_there_are() -> None:
     used = []
 
-    class Counted(Right):
+    class Counted(Operations):
         def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
             used.append("all")
-            return race_of_all(logits, asked)
+            return super().race(logits, asked)
 
         def race_of_likeliest(
             self, order: LikelyTokens, asked: Asked, totals: Tensor, vocabulary: int
         ) -> tuple[Tensor, Tensor]:
             used.append("likeliest")
-            return likeliest_winner(order, asked, totals, vocabulary)
+            return super().race_of_likeliest(order, asked, totals, vocabulary)
+
+        def race_in_nucleus(
+            self, logits: Tensor, asked: Asked, totals: Tensor, winners: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            used.append("nucleus")
+            return super().race_in_nucleus(logits, asked, totals, winners)
 
     class Again:
         """Plays a drawing by drawing again."""
@@ -201,11 +237,17 @@ def test_recorded_drawings_are_made_of_the_kernels_that_there_are() -> None:
     while drawing.record_next():
         continue
     logits = torch.randn(1, 50)
-    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
+    expected = {
+        SamplingParams(temperature=1.0): ["all"],
+        SamplingParams(temperature=1.0, top_p=0.5): ["all", "nucleus"],
+        SamplingParams(temperature=1.0, top_p=0.1): ["all", "likeliest"],
+        SamplingParams(temperature=1.0, top_p=0.5, top_k=3): ["all", "likeliest"],
+    }
+    for params, ways in expected.items():
         used.clear()
         request = SampleRequest(params, 3, 4)
         assert sample_each(logits, [request], recorded=drawing) == sample_each(logits, [request])
-        assert used == (["all"] if params.top_p == 1 else ["all", "likeliest"])
+        assert used == ways
 
 
 def test_drawings_are_recorded_where_the_last_layer_is_and_go_with_it(tiny_model: TinyModel) -> None:

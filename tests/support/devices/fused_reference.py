@@ -43,6 +43,22 @@ class WrittenKernels:
         return (product if bias is None else product + bias.float()).to(inputs.dtype)
 
 
+class WrittenRows:
+    """`row_products.RowProduct`, operation by operation: of every row that is alone."""
+
+    def __init__(self, *, wrong: bool = False) -> None:
+        """`wrong`: it is off by a little."""
+        self.calls = 0
+        self._factor = 1.1 if wrong else 1.0
+
+    def takes(self, inputs: Tensor, weight: Tensor) -> bool:
+        return inputs.numel() == inputs.shape[-1] and inputs.dtype is weight.dtype
+
+    def multiply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self.calls += 1
+        return functional.linear(inputs, weight, bias) * self._factor
+
+
 def fused_here(*, wrong: bool = False) -> tuple[FusedKernels, WrittenKernels]:
     """What a CPU has in the place of a GPU's kernels, and what counts their calls."""
     written = WrittenKernels(wrong=wrong)
