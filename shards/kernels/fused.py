@@ -30,7 +30,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference from the module's own result, relative to its largest number: two units in the last place."""
 _ROWS = 3
 _TRIED_MATRIX = (4096, 1024)
-"""Large enough for kernels of few rows."""
+"""Large enough for kernels of one row."""
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +116,7 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         "matrices are multiplied one by one: joining them ends with": lambda: joined.extend(
             install_joined(model, slot, products.linear)
         ),
-        "products of few rows are the library's:": lambda: products.install(modules),
+        "products of one row are the library's:": lambda: products.install(modules),
         "matrices of bytes are unpacked: their kernel ends with": lambda: _install_bytes(
             [*modules, *joined], slot, kernels.by_bytes
         ),
@@ -138,7 +138,7 @@ def _agreeing(model: nn.Module, kernel: RowProduct | None) -> RowProduct | None:
         found = kernel.multiply(inputs, weight, weight[:, 0])
     except Exception as error:  # noqa: BLE001 - as above
         _log.warning(
-            "products of few rows are the library's: kernels for them end with %s", in_one_line(error)
+            "products of one row are the library's: kernels for them end with %s", in_one_line(error)
         )
         return None
     expected = nn.functional.linear(inputs, weight, weight[:, 0])

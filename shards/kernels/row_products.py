@@ -1,4 +1,4 @@
-"""Products of a few rows in steps that fuse, such as every product of a session that decodes alone."""
+"""Products of one row in steps that fuse, such as every product of a session that decodes alone."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from molink.shards.attention.attention import BatchSlot
 
 
 class RowProduct(Protocol):
-    """Multiplies a few rows by a matrix. Neither call waits for the device."""
+    """Multiplies one row by a matrix. Neither call waits for the device."""
 
     def takes(self, inputs: Tensor, weight: Tensor) -> bool:
-        """Whether these inputs [..., columns] are so few rows, and the matrix [rows, columns] is of a kind, that they
-        are multiplied faster so than by the device's library."""
+        """Whether these inputs [..., columns] are one row, and the matrix [rows, columns] is of a kind that is
+        multiplied faster so than by the device's library."""
         ...
 
     def multiply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

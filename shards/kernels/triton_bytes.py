@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from molink.shards.kernels.byte_tiles import PROGRAMS, ByteTile, tile_for
-from molink.shards.kernels.triton_rows import MOST_ROWS_OF_BYTES, TritonRows
+from molink.shards.kernels.triton_rows import TritonRows
 from molink.shards.paged_attention.paged_triton import TYPES
 
 
@@ -34,7 +34,7 @@ class TritonBytes:
         columns, numbers = weight.shape
         rows = inputs.reshape(-1, numbers)
         count = len(rows)
-        if count <= MOST_ROWS_OF_BYTES:
+        if count == 1:
             return self._rows.multiply_scaled(inputs, weight, scales, bias)
         tile = self._tile(count, (columns, numbers), inputs)
         if tile is None:

@@ -44,7 +44,7 @@ KERNELS = {
     "_norm": (triton_layers,),
     "_gate": (triton_layers,),
     "_multiply": (triton_bytes,),
-    "_multiply_rows": (triton_rows,),
+    "_multiply_row": (triton_rows,),
     "_largest": (triton_drawing,),
     "_lead": (triton_drawing,),
     "_race": (triton_drawing,),
@@ -232,12 +232,10 @@ def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) ->
             layers.norm(states, added, weight, 1e-6, kind)
         for activation in Activation:
             layers.gate(states, states, activation)
-        for rows, columns in itertools.product((1, 4, 17, 64), (512, 16384)):
+        for rows, columns in itertools.product((1, 17, 64), (512, 16384)):
             matrix = torch.zeros(columns, dim, dtype=torch.int8)
             bytes_.multiply(weight.expand(rows, dim).contiguous(), matrix, torch.zeros(columns), None)
-        for rows in (1, 2, 4, 8):
-            inputs = weight.expand(rows, dim).contiguous()
-            triton_rows.TritonRows().multiply(inputs, torch.zeros(512, dim, dtype=dtype), None)
+        triton_rows.TritonRows().multiply(weight, torch.zeros(512, dim, dtype=dtype), None)
     return found
 
 

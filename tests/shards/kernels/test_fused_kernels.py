@@ -247,7 +247,7 @@ def test_a_kernel_of_one_row_that_is_wrong_or_fails_is_not_used(caplog: pytest.L
         for found, own in zip(module(alone), expected, strict=True):
             torch.testing.assert_close(found, own)
         assert rows.calls <= 1
-    assert "products of few rows are the library's: kernels for them end with RuntimeError" in caplog.text
+    assert "products of one row are the library's: kernels for them end with RuntimeError" in caplog.text
 
 
 class _Scaled(nn.Module):
