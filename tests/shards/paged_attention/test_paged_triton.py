@@ -118,4 +118,5 @@ def test_compiled_kernels_keep_the_limits_of_every_card(capability: str) -> None
 def test_compiled_kernels_of_every_shape_keep_the_limits(dtype: str, capability: str) -> None:
     found = compiled("--capabilities", capability, "--dtypes", dtype)
     assert fits(found), found
-    assert found["compiled"] == 6 * 3 * (2 + 3 * 2) + 3 * (6 + 2 + 6) + 3
+    layers, latents, drawings = 3 * (6 + 2 + 7), 3, 2 * 15
+    assert found["compiled"] == 6 * 3 * (2 + 3 * 2) + layers + latents + drawings
