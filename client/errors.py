@@ -114,3 +114,18 @@ def _identity(model: ModelSpec | ServedModel) -> str:
     """Formats what must be equal for two peers to serve the same model."""
     packed = "" if model.quantization == "none" else f", {model.quantization}"
     return f"{model.name} in {model.dtype}{packed} (contents {model.content_hash[:12]})"
+
+
+def in_short(problem: SwarmError) -> str:
+    """Formats what stands in the way of a circuit for a line of progress; the whole sentence comes as the error."""
+    layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
+    lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
+    return f"no circuit yet{lack}; looking again"
+
+
+def out_of_room(refused: SwarmError | None, said: tuple[str, str] | None) -> SwarmUnavailable:
+    """What it means for a generation that was `refused` so, or not asked for, that peers have no room, of whom one has
+    `said` so: its id, and what it said."""
+    if isinstance(refused, SwarmUnavailable) and refused.busy:
+        return refused
+    return SwarmUnavailable(": ".join(said or ("there is no room",)), busy=True)

@@ -202,7 +202,8 @@ class AsyncSwarm:
 
         Args:
             prompt: text, or token ids.
-            timeout_s: how long a circuit may take to form.
+            timeout_s: how long a circuit may take to form. In a full swarm generations of one client begin one after
+                another; it counts from when one of them last began or ended.
 
         Raises:
             InvalidRequest: the prompt or an argument cannot be served.

@@ -11,12 +11,12 @@ from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choice
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.quarantine import Quarantine
 from molink.client.circuit.reserving import (
-    REQUEST_TIMEOUT_S,
     GrantedLeases,
     HistoryTokens,
     HopRefused,
     Report,
     ReservationRequest,
+    answer_patience_s,
     describe,
     prepare_all,
     release,
@@ -28,7 +28,16 @@ from molink.client.circuit.reserving import (
 from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.epochs.circuit_events import AVOID_S
 from molink.client.epochs.kept_leases import KeptLeases, PlannedRoute
-from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable, nobody_serves
+from molink.client.epochs.queueing import GenerationQueue
+from molink.client.errors import (
+    InvalidRequest,
+    NoCircuit,
+    SwarmError,
+    SwarmUnavailable,
+    in_short,
+    nobody_serves,
+    out_of_room,
+)
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -36,8 +45,6 @@ from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
 from molink.shards.spec import ModelSpec
 
-PATIENCE_S = 2.0
-"""What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
 NEAR = 1.25
 """A circuit of peers that have answered before is preferred if it costs at most so many times as much."""
 
@@ -70,6 +77,7 @@ class CircuitBuilder:
         self.connection = connection
         self.spec = spec
         self.quarantine = Quarantine()
+        self.queue = GenerationQueue(on_room=self.quarantine.release_full_peers)
         self._blame = BlameLedger()
         self.route_selector = RouteSelector(connection, spec)
         self.standby_choice = StandbyChoice(connection, spec, self.quarantine, self.route_selector)
@@ -180,8 +188,12 @@ class CircuitBuilder:
                     hops = ReservationRequest(descriptor, route, peers, history_tokens)
                     event, formed = await self._reserved(circuit, hops, kept, report, problems)
                 case core.AwaitNews(wait_s, scout):
-                    await self._wait(wait_s, scout=scout)
-                    event = core.Waited()
+                    session = b"" if circuit.runs else template.session
+                    if self.queue.is_put_back(session, event, problems, planned):
+                        queued_s = await self.queue.wait_again(session, circuit.deadline_s - clock())
+                    else:
+                        queued_s = await self._wait(wait_s, scout=scout)
+                    event = core.Waited(queued_s)
                 case core.Start() if formed is not None:
                     return formed
                 case core.GiveUp(cause):
@@ -233,8 +245,8 @@ class CircuitBuilder:
             self._give_back(asked.descriptor, kept)
             raise
 
-    async def _wait(self, wait_s: float, *, scout: bool) -> None:
-        """For news of the swarm, so long at most."""
+    async def _wait(self, wait_s: float, *, scout: bool) -> float:
+        """For news of the swarm, so long at most; nobody else is waited for (0)."""
         if scout:
             self._probe_others()
         if self.connection.probes.under_way:
@@ -242,6 +254,7 @@ class CircuitBuilder:
             await self.connection.probes.wait_any(wait_s)
         else:
             await self.connection.refresh_soon(wait_s)
+        return 0.0
 
     def _probe_others(self) -> None:
         """Tries peers of the model that have not answered yet and are not left out, in any order."""
@@ -261,13 +274,14 @@ class CircuitBuilder:
         try:
             return await self._route(template, doubtful=doubtful)
         except (NoCircuit, SwarmUnavailable) as problem:
-            refused, found = problems.get(core.Problem.REFUSED), None
-            if isinstance(refused, SwarmUnavailable) and refused.busy:
-                views = self.connection.snapshot(self.spec.model_hash)
-                avoided, _ = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
-                found = await self._proven_route(views, template, avoided - self.quarantine.refusers)
-            # with those who refused there would be one: what lacks is room
-            problems[core.Problem.NO_ROUTE] = refused if refused and found else problem
+            problems[core.Problem.NO_ROUTE] = problem
+            views = self.connection.snapshot(self.spec.model_hash)
+            avoided, _ = self.quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+            full = avoided & self.quarantine.full_peers
+            if full and await self._proven_route(views, template, avoided - full) is not None:
+                # with those who are full there would be one: what lacks is room
+                out = out_of_room(problems.get(core.Problem.REFUSED), self.quarantine.last_refusal(full))
+                problems[core.Problem.NO_ROUTE] = out
             return None
 
     async def _route(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
@@ -321,9 +335,10 @@ class CircuitBuilder:
 
     async def _lease(self, asked: ReservationRequest) -> GrantedLeases:
         self.route_selector.begin_session(asked.descriptor)
-        leases = await reserve_all(self.connection.links, asked, _patience_s(asked.peers))
+        leases = await reserve_all(self.connection.links, asked, answer_patience_s(asked.peers))
         for lease in leases:
             self.connection.probes.record_answer(lease.link.peer_id)
+        self.queue.granted(asked.descriptor.session)
         return leases
 
     def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases[pb.SessionDescriptor]) -> None:
@@ -354,7 +369,9 @@ class CircuitBuilder:
         seconds = refusal.left_out_s(len(peers))
         if seconds:
             reason = refused.detail or refusal.code
-            self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
+            now_s, certain = asyncio.get_running_loop().time(), refusal.code != "slow"
+            left_out = (view.facts, now_s, seconds, reason)
+            self.quarantine.quarantine_peer(*left_out, certain=certain, is_full=refusal.busy)
 
 
 async def _settled(
@@ -365,23 +382,11 @@ async def _settled(
     return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, asked.begins_at(held))
 
 
-def _patience_s(peers: Mapping[str, PeerView]) -> float:
-    """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
-    return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
-
-
-def _short(problem: SwarmError) -> str:
-    """Formats what stands in the way for a line of progress; the whole sentence comes as the error."""
-    layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
-    lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
-    return f"no circuit yet{lack}; looking again"
-
-
 def _answer(
     planned: PlannedRoute | None, problems: Mapping[core.Problem, SwarmError], report: Report
 ) -> core.Planned | core.NoRoute:
     if planned is None:
-        report(_short(problems[core.Problem.NO_ROUTE]))
+        report(in_short(problems[core.Problem.NO_ROUTE]))
         return core.NoRoute(_draw())
     report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
     return core.Planned(planned.route.peer_ids)

@@ -250,7 +250,9 @@ class CircuitCore:
                 effects = (Release(self.epoch), *again)
             case Ready():
                 effects = self._start(now_s)
-            case Waited():
+            case Waited(queued_s):
+                self._forming.deadline_s += queued_s
+                self._forming.latest_s += queued_s
                 effects = self._plan()
         return effects
 

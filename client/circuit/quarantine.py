@@ -22,6 +22,8 @@ class QuarantineEntry:
     """Of its facts when it failed."""
     reason: str
     """What it said when it refused; empty if it failed without a word."""
+    is_full: bool = False
+    """Whether it only lacked room."""
 
 
 @dataclass(slots=True)
@@ -34,15 +36,25 @@ class Quarantine:
     """Whether a peer may be on circuits at all; who may not is never taken back."""
 
     def quarantine_peer(
-        self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "", *, certain: bool = True
+        self,
+        facts: PeerFacts,
+        now_s: float,
+        seconds: float,
+        reason: str = "",
+        *,
+        certain: bool = True,
+        is_full: bool = False,
     ) -> None:
         """Puts a peer into quarantine for `seconds` from `now_s` on.
 
-        If it is not `certain` that it failed, it is left out only where others can take its place.
+        If it is not `certain` that it failed, it is left out only where others can take its place. `is_full`: it only
+        lacked room.
         """
         self.entries = {peer_id: entry for peer_id, entry in self.entries.items() if now_s < entry.avoid_s}
         shun_s = now_s + min(seconds, SHUN_S) if certain else now_s
-        self.entries[facts.peer_id] = QuarantineEntry(now_s, shun_s, now_s + seconds, facts.sequence, reason)
+        self.entries[facts.peer_id] = QuarantineEntry(
+            now_s, shun_s, now_s + seconds, facts.sequence, reason, is_full
+        )
 
     def release_peer(self, peer_id: str) -> None:
         """Releases a peer that did not fail after all."""
@@ -69,9 +81,14 @@ class Quarantine:
         return frozenset(avoided) | barred, shunned | barred
 
     @property
-    def refusers(self) -> frozenset[str]:
-        """Who refused with a word."""
-        return frozenset(peer_id for peer_id, entry in self.entries.items() if entry.reason)
+    def full_peers(self) -> frozenset[str]:
+        """Who refused since it had no room."""
+        return frozenset(peer_id for peer_id, entry in self.entries.items() if entry.is_full)
+
+    def release_full_peers(self) -> None:
+        """Releases those that only lacked room: there is some."""
+        for peer_id in self.full_peers:
+            self.release_peer(peer_id)
 
     def last_refusal(self, among: frozenset[str]) -> tuple[str, str] | None:
         """Which of these peers refused last, and what it said."""

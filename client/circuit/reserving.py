@@ -20,6 +20,8 @@ from molink.shards.spec import ModelSpec
 REQUEST_BYTES = 64
 """What a request's header holds beside its descriptor, at most."""
 REQUEST_TIMEOUT_S = 5.0
+PATIENCE_S = 2.0
+"""What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
 READY_POLL_S = 1.0
 ON_THEIR_WAY_TOKENS = 32
 """Of a session that goes over: what its client has and its standby's copy has not, at most, as both take some time."""
@@ -265,6 +267,11 @@ async def _poll_ready(
 
 def _held_tokens(readiness: pb.Readiness, asked: ReservationRequest) -> tuple[int, int]:
     return readiness.least_held_tokens, min(readiness.held_tokens, asked.history_tokens - 1)
+
+
+def answer_patience_s(peers: Mapping[str, PeerView]) -> float:
+    """Returns the deadline of one hop's answer: with nobody else to turn to, that of a dial and a request."""
+    return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
 
 def describe(

@@ -82,12 +82,12 @@ class ClientSession:
             PeerLost: a peer was lost in mid-generation and no circuit formed again.
         """
         clock = asyncio.get_running_loop().time
-        connection = self._circuit_builder.connection
-        connection.register(self._template.session, self)
+        connection, queue = self._circuit_builder.connection, self._circuit_builder.queue
+        connection.register(place := self._template.session, self)
         renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
         try:
-            begin = core.Begin(clock() + timeout_s)
-            await self._begin(self._circuits.handle(begin, clock())[-1])
+            await queue.enter(place, self._speculation.scope, timeout_s, at_once=self._kept.has_next)
+            await self._begin(self._circuits.handle(core.Begin(clock() + timeout_s), clock())[-1])
             while True:
                 event = await self._next_event()
                 if isinstance(event, HopLost):
@@ -115,6 +115,7 @@ class ClientSession:
             self._circuit_builder.route_selector.record_trips(self._template, self.log, self._speculation)
             self._release()
             self.standbys.release()
+            queue.leave(place)
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
         """Tokens are the head's to send: what any other peer says that it drew is not the circuit's.
@@ -136,8 +137,7 @@ class ClientSession:
             self._leave_circuit(run, run.before)
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
-        """A hop may blame any hop of its circuit, and nobody else. A standby speaks of its copy, unless the session
-        goes over to it: then it is a hop."""
+        """A hop may blame hops of its circuit alone. A standby speaks of its copy until its session goes over to it."""
         run = self._run
         self.standbys.lose(sender)
         if run is None or not run.has(sender):

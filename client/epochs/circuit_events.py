@@ -105,6 +105,9 @@ class Ready:
 class Waited:
     """Event: answers `AwaitNews`."""
 
+    queued_s: float = 0.0
+    """Of that, for its turn behind others of the same client: the circuit has as much longer to stand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Yielded:

@@ -104,6 +104,11 @@ class KeptLeases(Generic[Leased]):
         seized, self._seized = self._seized, None
         return seized
 
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a circuit to try before another is planned."""
+        return self._again is not None
+
     def take_again(self) -> PlannedRoute | None:
         """The circuit to try before another is planned, once."""
         again, self._again = self._again, None

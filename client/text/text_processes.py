@@ -43,7 +43,7 @@ class TextLimits:
 
     processes: int = 2
     """At once. A chat template never has the last of them, so that one that loops holds up no plain text."""
-    waiting: int = 64
+    waiting: int = 1024
     """Jobs that wait for a process; more are refused."""
     waiting_s: float = 15.0
     """Longest wait for one."""

@@ -18,6 +18,8 @@ TOKEN_ID_BYTES = 4
 GATHERED_TOKENS = 64
 """Tokens of a copy that its partner computes in one step, where so many come within GATHER_S."""
 GATHER_S = 1.0
+MOST_WORK = 4.0
+"""A copy is computed in idle moments, and spares a user a wait: so it may be more work than what is left to do."""
 WORK_SHARE = 0.5
 """Of a partner's idle time, the part that the computing of one copy may count on."""
 
@@ -96,6 +98,19 @@ def computing_ms(
     facts = view.facts
     layer_ms = prefill_layer_ms(facts.layer_latencies, rows, cost, facts.prefill_latencies)
     return (facts.step_ms + len(span) * layer_ms + (facts.embed_ms if span.start == 0 else 0.0)) / rows
+
+
+def pays(
+    view: PeerView,
+    span: Span,
+    prompt_tokens: int,
+    left_ms: float,
+    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+) -> bool:
+    """Whether a copy is not far more work than what it is for: a peer that computes its prompt takes no longer than
+    MOST_WORK times what the hop takes for all tokens that may still be generated, `left_ms`. Else a loss, which is
+    rare, costs less than the copy."""
+    return prompt_tokens * computing_ms(view, span, math.inf, cost) <= MOST_WORK * left_ms
 
 
 def can_compute(view: PeerView, token_ms: float, tpot_ms: float) -> bool:

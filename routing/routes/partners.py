@@ -19,7 +19,7 @@ from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs
 from molink.routing.placement.coverage import layer_table
 from molink.routing.routes.assignment import assign
-from molink.routing.routes.copy_forms import CopyCost, CopyForm, can_compute, computing_ms, copy_costs
+from molink.routing.routes.copy_forms import CopyCost, CopyForm, can_compute, computing_ms, copy_costs, pays
 from molink.routing.routes.route import Route, RouteHop
 from molink.routing.snapshot import Snapshot
 from molink.shards.backoff import Backoff
@@ -55,6 +55,8 @@ class NoPartner(StrEnum):
     """No other peer holds all layers of the hop."""
     MEMORY = "memory"
     """None of those that do has room for the session."""
+    SHORT = "short"
+    """The copy would be far more work than what may still be generated."""
     TAKEN = "taken"
     """All that could are the partners of other hops: a peer has one lease of a session."""
 
@@ -218,6 +220,12 @@ def _able(
     roomy = [other for other in keeping if other.state.free_kv_bytes >= needed_bytes]
     if not roomy:
         return NoPartner.MEMORY if holders else NoPartner.SPAN
+    # sessions of who leaves, or shares its work, go over to their copies without a loss
+    if not view.facts.pairs and not view.state.draining:
+        left_ms = demand.new_tokens * copied.hop.compute_ms
+        roomy = [other for other in roomy if pays(other, span, demand.prompt_tokens, left_ms, cost)]
+    if not roomy:
+        return NoPartner.SHORT
     able = [
         _Able(other, found)
         for other in roomy

@@ -273,3 +273,13 @@ def test_who_has_no_room_is_left_out_briefly_and_who_is_gone_for_long() -> None:
     assert core.Refusal("memory", 2.0).left_out_s(peers=1) == 0.0
     assert core.Refusal("lost").left_out_s(peers=1) == AVOID_S
     assert core.Refusal("slow").left_out_s(peers=5) == circuit_events.SLOW_S
+
+
+def test_what_a_generation_waits_for_its_turn_is_added_to_the_time_in_which_a_circuit_has_to_stand() -> None:
+    circuit = core.CircuitCore()
+    circuit.handle(core.Begin(10.0), 0.0)
+    circuit.handle(core.NoRoute(1.0), 0.0)
+    circuit.handle(core.Waited(queued_s=100.0), 100.0)
+    assert circuit.deadline_s == 110.0
+    (effect,) = circuit.handle(core.NoRoute(1.0), 109.0)
+    assert isinstance(effect, core.AwaitNews)

@@ -418,3 +418,14 @@ def test_who_keeps_no_copies_has_none_and_a_named_partner_is_the_only_one() -> N
         snapshot = snapshot_of(a, holder("b", (4, 8)), c, d)
         (choice,) = choose_partners(snapshot, route, DEMAND, hops=[0])
         assert (choice.peer_id, choice.reason) == (None, NoPartner.DECLINED)
+
+
+def test_a_short_answer_to_a_long_prompt_is_not_copied_but_where_its_hop_leaves_or_shares_its_work() -> None:
+    spare = holder("spare", (0, 4))
+    short, long = Demand.of(1008, 1000), Demand.of(2000, 1000)
+    snapshot, route = pair(spare)
+    assert choose_partners(snapshot, route, short, hops=[0])[0].reason is NoPartner.SHORT
+    assert choose_partners(snapshot, route, long, hops=[0])[0].peer_id == "spare"
+    for head in (holder("a", (0, 4), draining=True), keeping(holder("a", (0, 4)), pairs=True)):
+        leaving = snapshot_of(head, holder("b", (4, 8)), spare)
+        assert choose_partners(leaving, route, short, hops=[0])[0].peer_id == "spare"
