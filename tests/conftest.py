@@ -33,7 +33,7 @@ os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)  # no authority is there
 gc.disable()
 
-for profile, number in (("default", 40), ("full", WHOLE)):
+for profile, number in (("default", 25), ("full", WHOLE)):
     settings.register_profile(
         profile,
         max_examples=number,
