@@ -1,6 +1,7 @@
 """The tree is as the packaging says: every folder is listed and typed, imports are light, files stay small."""
 
 import ast
+import gc
 import importlib
 import json
 import re
@@ -63,6 +64,16 @@ LARGE_FOR_A_REASON = {
 """Classes with more attributes or methods than that, and why each is one: none is added without a reason."""
 MOST_FILES = 16
 NOT_LOADED = ("torch", "transformers", "grpc", "libp2p", "trio", "fastapi")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_no_garbage() -> Iterator[None]:
+    """A million nodes are kept until the last test here has read them."""
+    gc.disable()
+    yield
+    nodes_of.cache_clear()
+    classes_of.cache_clear()
+    gc.enable()
 
 
 def sources(folder: Path) -> list[Path]:

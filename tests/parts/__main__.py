@@ -144,12 +144,19 @@ class Parts:
         return "\n".join(f"{name:<9} | {line}" for line in lines[-TOLD_LINES:])
 
 
+class Freezing:
+    """What is loaded is no garbage to pytest either, which looks for some when it ends."""
+
+    def pytest_sessionfinish(self) -> None:
+        gc.freeze()
+
+
 def load() -> bool:
     """Imports all tests and what they import; says whether parts can be forked from here: no thread may be there. What
     fails to be imported is told by the part whose it is."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else its threads are there from the first tokenizer on
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        ended = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"])
+        ended = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"], [Freezing()])
     if ended == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     del os.environ["TOKENIZERS_PARALLELISM"]
