@@ -1,8 +1,8 @@
 """The parts of `make test`, each a process: `python tests/parts [NAME ...]`, by default all.
 
 All run at once on two cores: real peers wait for longer than they compute, and others compute meanwhile. The system
-shares the cores by niceness: first real peers and those that are attacked, then long parts; check and decisions take
-the time that they leave. Each line says whose it is; what failed is told once more at the end.
+shares the cores by niceness: first real peers and those that are attacked, then discovery, which waits for sockets for
+longest and would end last, then other long parts; check and decisions take the time that they leave. Each line says whose it is; what failed is told once more at the end.
 
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
@@ -69,7 +69,7 @@ DECIDED = Part(DECISIONS, COMPUTED, niceness=LEFTOVER_NICENESS)
 PARTS = {
     "e2e": Part(PEERS, marked="e2e", niceness=0),
     "attacks": Part(ATTACKED, marked="e2e", niceness=0),
-    "discovery": Part(DISCOVERY),
+    "discovery": Part(DISCOVERY, niceness=2),
     "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY)),
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
