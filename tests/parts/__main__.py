@@ -2,7 +2,8 @@
 
 All run at once on two cores: real peers wait for longer than they compute, and others compute meanwhile. The system
 shares the cores by niceness: first real peers and those that are attacked, then discovery, which waits for sockets for
-longest and would end last, then other long parts; check and decisions take the time that they leave. Each line says whose it is; what failed is told once more at the end.
+longest and would end last, then other long parts; check and decisions take the time that they leave. Each line says
+whose it is; what failed is told once more at the end.
 
 To load torch, transformers, gRPC and the tests takes a processor six seconds for each part. So one process loads them,
 and parts are forked from it, where processes can be: nothing has run in it but imports. Decisions have a process that
@@ -12,6 +13,7 @@ loads no torch, in which no thread of a peer runs beside them.
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import pytest
 
@@ -190,14 +192,18 @@ def main(names: Sequence[str]) -> int:
     # As `python -m pytest` has it: processes that tests spawn import tests from there.
     sys.path[0] = str(ROOT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with TemporaryDirectory() as folder:
-        parts = Parts(Path(folder))
+    folder, owner = Path(mkdtemp()), os.getpid()
+    parts = Parts(folder)
+    try:
         try:
             run(parts, names or (CHECK, "decisions", *PARTS))
         finally:
             parts.close()
         for name in parts.failed:
             print(parts.told(name))
+    finally:
+        if os.getpid() == owner:  # a part that was forked comes by here as well, when it ends
+            shutil.rmtree(folder)
     if parts.failed:
         print("failed:", *parts.failed)
     return len(parts.failed)
