@@ -56,8 +56,9 @@ class StepPayload:
     def inputs(self) -> torch.Tensor | None:
         """`hidden` as layers may write over it: a copy where the same memory is logged as it came. Copied when the
         engine comes to it, since a prompt's chunk takes milliseconds that the event loop has not got."""
-        shared = self.hidden is not None and isinstance(self.encoded, memoryview)
-        return self.hidden.clone() if shared and self.hidden is not None else self.hidden
+        if self.hidden is None or not isinstance(self.encoded, memoryview):
+            return self.hidden
+        return self.hidden.clone()
 
 
 StepInput: TypeAlias = HopStep[ServedSession, StepPayload]
@@ -237,10 +238,8 @@ def _step(
     lengths = [row.cache.length for row in rows]
     hidden = None
     if span.start > 0:
-        if len(inputs) == 1:
-            hidden = inputs[0].payload.inputs()
-        else:
-            hidden = torch.cat([one.payload.hidden for one in inputs if one.payload.hidden is not None])
+        parts = [one.payload.hidden for one in inputs if one.payload.hidden is not None]
+        hidden = inputs[0].payload.inputs() if len(inputs) == 1 else torch.cat(parts)
     try:
         return inputs, engine.step(span, rows, hidden)
     except Exception as error:  # noqa: BLE001 - a session's boundary: who it is, is found by trying again

@@ -77,9 +77,8 @@ def _in_parts(tile: ByteTile, shape: tuple[int, int], processors: int) -> ByteTi
     """The same tile, with as many parts as give every processor enough programs: of whole steps if that can be."""
     columns, numbers = shape
     programs = -(-columns // tile.columns)
-    wanted = (
-        PROGRAMS * processors // programs
-    )  # not one more: what does not fit would begin when the others are over
+    # Not one part more: programs that do not fit begin when all others are over.
+    wanted = PROGRAMS * processors // programs
     most = max(1, min(wanted, _most_parts(numbers, tile.step)))
     even = (parts for parts in range(most, most // 2, -1) if numbers % (parts * tile.step) == 0)
     cut = replace(tile, parts=next(even, most))

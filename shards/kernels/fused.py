@@ -110,13 +110,15 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         return
     modules = [module for module in model.modules() if "forward" not in module.__dict__]
     joined: list[Int8Matrices] = []
-    products = RowProducts(slot, _agreeing(model, kernels.rows))
+    products = RowProducts(slot)
     steps: dict[str, Callable[[], object]] = {
         "fused kernels are not used: they end with": lambda: _install_small(modules, slot, kernels.layers),
+        "products of one row are the library's: kernels for them end with": lambda: _adopt(
+            products, kernels.rows, model
+        ),
         "matrices are multiplied one by one: joining them ends with": lambda: joined.extend(
             install_joined(model, slot, products.linear)
         ),
-        "products of one row are the library's:": lambda: products.install(modules),
         "matrices of bytes are unpacked: their kernel ends with": lambda: _install_bytes(
             [*modules, *joined], slot, kernels.by_bytes
         ),
@@ -126,23 +128,19 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
             install()
         except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
             _log.warning("%s %s", otherwise, in_one_line(error))
+    products.install(modules)
 
 
-def _agreeing(model: nn.Module, kernel: RowProduct | None) -> RowProduct | None:
-    """The kernel, if what it gives for a matrix of the model's kind is what the library gives."""
+def _adopt(products: RowProducts, kernel: RowProduct | None, model: nn.Module) -> None:
+    """The kernel multiplies, if what it gives for a matrix of the model's kind is what the library gives."""
     like = next((one.weight for one in model.modules() if type(one) is nn.Linear), None)
     if kernel is None or like is None or like.dtype not in TOLERANCES:
-        return None
-    try:
-        weight, inputs = _random(_TRIED_MATRIX, like), _random((1, 1, _TRIED_MATRIX[1]), like)
-        found = kernel.multiply(inputs, weight, weight[:, 0])
-    except Exception as error:  # noqa: BLE001 - as above
-        _log.warning(
-            "products of one row are the library's: kernels for them end with %s", in_one_line(error)
-        )
-        return None
+        return
+    weight, inputs = _random(_TRIED_MATRIX, like), _random((1, 1, _TRIED_MATRIX[1]), like)
+    found = kernel.multiply(inputs, weight, weight[:, 0])
     expected = nn.functional.linear(inputs, weight, weight[:, 0])
-    return kernel if _difference(found, expected) <= TOLERANCES[like.dtype] else None
+    if _difference(found, expected) <= TOLERANCES[like.dtype]:
+        products.kernel = kernel
 
 
 def _install_small(modules: Sequence[nn.Module], slot: BatchSlot, kernels: LayerKernels) -> None:

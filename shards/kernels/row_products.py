@@ -23,12 +23,12 @@ class RowProduct(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RowProducts:
-    """The products of one stage: by the kernel where there is one that agrees, by the library otherwise."""
+    """The products of one stage: by the kernel once there is one that agrees, by the library otherwise."""
 
     slot: BatchSlot
-    kernel: RowProduct | None
+    kernel: RowProduct | None = None
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As torch's, of the same arguments."""

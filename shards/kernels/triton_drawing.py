@@ -38,12 +38,7 @@ class TritonDrawing:
         _largest[(rows, blocks)](
             logits, largest, leaders, logits.stride(0), vocabulary, blocks, TOKENS=_ROUND_BLOCK, num_warps=4
         )
-        tokens, peaks = leaders.new_empty(rows, 1), logits.new_empty(rows, 1)
-        _lead[(rows,)](
-            largest, leaders, largest, tokens, peaks,
-            BLOCKS=blocks, PADDED=triton.next_power_of_2(blocks), SUMS=False, num_warps=1,
-        )  # fmt: skip
-        return tokens, peaks
+        return _led(largest, leaders, None)
 
     def race(self, logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
         rows, vocabulary = logits.shape
@@ -55,11 +50,7 @@ class TritonDrawing:
             logits.stride(0), asked.peaks.stride(0), asked.temperature.stride(0), asked.key.stride(0),
             vocabulary, blocks, TOKENS=_BLOCK, num_warps=4,
         )  # fmt: skip
-        winners, totals = leaders.new_empty(rows, 1), weights.new_empty(rows, 1)
-        _lead[(rows,)](
-            shares, leaders, weights, winners, totals,
-            BLOCKS=blocks, PADDED=triton.next_power_of_2(blocks), SUMS=True, num_warps=1,
-        )  # fmt: skip
+        winners, totals = _led(shares, leaders, weights)
         return totals, winners
 
     def race_in_nucleus(
@@ -101,6 +92,17 @@ class TritonDrawing:
             vocabulary, COUNT=count, PADDED=padded, PARTIAL=order.partial, num_warps=16 if padded >= 4096 else 4,
         )  # fmt: skip
         return tokens, short
+
+
+def _led(shares: Tensor, leaders: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of each row's parts [rows, parts] the leader of them all, and its share, or else the weight of all: [rows, 1]."""
+    rows, blocks = shares.shape
+    winners, results = leaders.new_empty(rows, 1), shares.new_empty(rows, 1)
+    _lead[(rows,)](
+        shares, leaders, shares if weights is None else weights, winners, results,
+        BLOCKS=blocks, PADDED=triton.next_power_of_2(blocks), SUMS=weights is not None, num_warps=1,
+    )  # fmt: skip
+    return winners, results
 
 
 @triton.jit

@@ -55,14 +55,14 @@ LEAST_NUCLEUS = 0.5
 nucleus with about this probability."""
 
 
-def cuts_of(picks: Iterable[Pick], vocabulary: int) -> Cuts:
+def cuts_of(picks: Iterable[Pick], vocabulary: int, *, has_kernels: bool) -> Cuts:
     """What rows draw from that are drawn together."""
     cuts = Cuts.WHOLE
     for pick in picks:
         if pick.temperature > 0 and (0 < pick.top_k < vocabulary or pick.top_p < LEAST_NUCLEUS):
             return Cuts.LIKELIEST
         if pick.temperature > 0 and pick.top_p < 1:
-            cuts = Cuts.NUCLEUS
+            cuts = Cuts.NUCLEUS if has_kernels else Cuts.LIKELIEST
     return cuts
 
 

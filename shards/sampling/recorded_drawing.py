@@ -77,7 +77,8 @@ class RecordedDrawing:
         there are at first. None where no such drawing has been recorded."""
         rows = len(picks)
         size = next((size for size in self._sizes if size >= rows), None)
-        replay = None if size is None else self._replays.get((size, self._cuts_of(picks)))
+        cuts = cuts_of(picks, self._vocabulary, has_kernels=self._kernels is not None)
+        replay = None if size is None else self._replays.get((size, cuts))
         staged, settings = self._logits, self._settings
         if replay is None or staged is None or settings is None:
             return None
@@ -91,10 +92,6 @@ class RecordedDrawing:
             self.forget()
             self._give_up(error)
             return None
-
-    def _cuts_of(self, picks: Sequence[Pick]) -> Cuts:
-        cuts = cuts_of(picks, self._vocabulary)
-        return Cuts.LIKELIEST if cuts is Cuts.NUCLEUS and self._kernels is None else cuts
 
     def _give_up(self, reason: Exception) -> None:
         """No further drawings are recorded; what has been recorded stays."""
