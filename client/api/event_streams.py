@@ -1,6 +1,7 @@
 """Event streams of generations: the pieces of one as it runs, and what is made of them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.api.generation_trace import GenerationTrace
@@ -41,11 +42,11 @@ async def generation_events(
             trace.follow(session)
         pieces = opened.pieces(session, params, timeout_s, calls)
         try:
-            async for piece in pieces:
-                turn.note_token()
-                yield piece
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    turn.note_token()
+                    yield piece
         finally:
-            await pieces.aclose()
             if trace is not None:
                 trace.end()
 
@@ -56,19 +57,19 @@ def check_timeout(timeout_s: float) -> None:
         raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
 
 
-async def whole(pieces: AsyncIterator[TextPiece]) -> Generation:
-    """Returns the generation, which comes with its last piece."""
-    async for piece in pieces:
-        if piece.generation is not None:
-            return piece.generation
+async def whole(pieces: AsyncGenerator[TextPiece, None]) -> Generation:
+    """Returns the generation, which comes with its last piece, as soon as its hops have been told that it is over: what
+    they keep of it may be the next prompt's beginning."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if piece.generation is not None:
+                return piece.generation
     raise RuntimeError("a generation ended without its last piece")
 
 
 async def texts(pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[str, None]:
     """Yields the text of pieces that have some."""
-    try:
+    async with aclosing(pieces):
         async for piece in pieces:
             if piece.text:
                 yield piece.text
-    finally:
-        await pieces.aclose()

@@ -25,6 +25,7 @@ from molink.client.circuit.session_request import (
     SessionRequest,
     Speculation,
     begin_at_once,
+    check_session,
 )
 from molink.client.epochs.shared_prompt import PromptTurn
 from molink.client.errors import InvalidRequest, SwarmUnavailable
@@ -142,9 +143,11 @@ class OpenedSwarm:
         turn: PromptTurn | None = None,
     ) -> ClientSession:
         """Makes a session that has not begun. It begins where the prompt of its `turn` was computed, else on a circuit
-        that is held, if there is one."""
-        held = self.held.take()
-        shared = None if turn is None else turn.computed_on
+        that is held, if there is one.
+
+        Raises:
+            InvalidRequest: the session cannot be described (`describe_session`).
+        """
         asked = SessionRequest(
             ids,
             params,
@@ -153,9 +156,12 @@ class OpenedSwarm:
             self.options.partners == "auto",
             speculation,
             trace_context,
-            shared or held,
+            None if turn is None else turn.computed_on,
             begin_at_once if turn is None else turn.stand,
         )
+        check_session(self.spec, asked)  # what cannot be served takes no circuit
+        if asked.begins_on is None:
+            asked = replace(asked, begins_on=self.held.take())
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
     def tool_calls(self, tools: Tools) -> ToolCallStream | None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -221,8 +221,10 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """The text as soon as it is certain. Arguments and errors as for `generate`."""
-        async for text in texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
-            yield text
+        pieces = self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)
+        async with aclosing(texts(pieces)) as stream:
+            async for text in stream:
+                yield text
 
     async def chat(
         self,
@@ -264,10 +266,10 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[str, None]:
         """As `chat`, the text as soon as it is certain."""
-        async for text in texts(
-            self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
-        ):
-            yield text
+        pieces = self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
+        async with aclosing(texts(pieces)) as stream:
+            async for text in stream:
+                yield text
 
     def stream_events(
         self,

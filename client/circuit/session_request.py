@@ -73,22 +73,26 @@ def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) 
         InvalidRequest: prompt, prediction and new tokens together are more than a message takes.
     """
     prompt, params = asked.prompt, asked.params
-    capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
-    _require_sendable(asked, capacity, spec)
-    _require_scorable(asked)
+    check_session(spec, asked)
     return pb.SessionDescriptor(
         session=secrets.token_bytes(16),
         epoch=0,
         model_hash=spec.model_hash,
         sampling=_sampling(spec, params),
         prompt_tokens=len(prompt),
-        capacity_tokens=capacity,
+        capacity_tokens=capacity_of(spec, asked),
         trace=asked.trace,
         trace_context=asked.trace_context,
         prefix_blocks=b"".join(block_names(prompt[:-1], prefix_key)[:MAX_PREFIX_BLOCKS]),
         activation_codec="" if asked.activation_codec == "none" else asked.activation_codec,
         speculates=asked.speculation.wanted,
     )
+
+
+def check_session(spec: ModelSpec, asked: SessionRequest) -> None:
+    """Raises `InvalidRequest` as `describe_session` does."""
+    _require_sendable(asked, spec)
+    _require_scorable(asked)
 
 
 def start_of(
@@ -127,9 +131,14 @@ def further_blocks(history: Sequence[int], template: pb.SessionDescriptor, prefi
     return b"".join(block_names(history, prefix_key)[named:MAX_PREFIX_BLOCKS])
 
 
-def _require_sendable(asked: SessionRequest, capacity: int, spec: ModelSpec) -> None:
+def capacity_of(spec: ModelSpec, asked: SessionRequest) -> int:
+    """Returns the longest that the sequence gets, in tokens."""
+    return min(len(asked.prompt) + asked.params.max_new_tokens, spec.context_length)
+
+
+def _require_sendable(asked: SessionRequest, spec: ModelSpec) -> None:
     """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
-    prompt, speculation = asked.prompt, asked.speculation
+    prompt, speculation, capacity = asked.prompt, asked.speculation, capacity_of(spec, asked)
     id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
     start = start_of(pb.SessionDescriptor(session=bytes(16), epoch=2**32 - 1), speculation, prompt, 0)
     needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes

@@ -21,6 +21,9 @@ MOST_REFUSED = 3
 """Who found no room so often where one of the client's own had been needs more than others, who go first then."""
 PROBES = Backoff(first_s=0.25, longest_s=1.0, jitter=0.5)
 """A swarm that is full is asked again after so long in which none of the client's own generations began or ended."""
+LONGEST_PUT_OFF_S = 2.0
+"""So long after it could have been asked it is asked all the same: of a client whose generations begin and end all the
+time nobody else would ever learn that others have made room."""
 
 Key = TypeVar("Key")
 
@@ -48,11 +51,21 @@ class _Fullness:
 
     probe_s: float
     """When one asks all the same."""
+    latest_s: float
+    """It is not put off for longer than until then."""
     room: int = 0
     """Own generations that have ended, for which nobody has asked yet."""
     probes: int = 1
     """How many may ask at once to find out."""
     fruitless: int = 0
+
+    @classmethod
+    def asked_at(cls, probe_s: float) -> "_Fullness":
+        return cls(probe_s, probe_s + LONGEST_PUT_OFF_S)
+
+    def ask_at(self, probe_s: float) -> None:
+        """One asks then, or when the client's generations have been quiet for long enough."""
+        self.probe_s, self.latest_s = probe_s, probe_s + LONGEST_PUT_OFF_S
 
 
 @dataclass(slots=True)
@@ -108,8 +121,9 @@ class TurnQueue(Generic[Key]):
     def look_s(self) -> float:
         """When to ask for the next turns even if nothing happens; infinite: never."""
         full = self._full
-        may_ask = self._waiting and full is not None and self._probing < full.probes
-        return full.probe_s if full is not None and may_ask else math.inf
+        if full is None or not self._waiting or self._probing >= full.probes:
+            return math.inf
+        return full.probe_s if len(self._asking) < MOST_ASKING else math.inf
 
     def granted(self, key: Key, now_s: float) -> None:
         """Every hop of a circuit has granted its lease. No error if it was not its turn."""
@@ -118,8 +132,9 @@ class TurnQueue(Generic[Key]):
             return
         self._begun[key], self.progressed_s = one, now_s
         if self._full is not None and cause is _Cause.PROBE:
-            self._full.fruitless, self._full.probe_s = 0, now_s
+            self._full.fruitless = 0
             self._full.probes = min(MOST_ASKING, 2 * self._full.probes)
+            self._full.ask_at(now_s)
         self._settle(now_s)
 
     def refused(self, key: Key, now_s: float, draw: float = 0.5) -> None:
@@ -128,12 +143,12 @@ class TurnQueue(Generic[Key]):
         cause, one = self._asking.pop(key, (None, None))
         one = one or self._begun.pop(key)
         self._waiting[key] = one
-        full = self._full = self._full or _Fullness(now_s + PROBES.after(1, draw))
+        full = self._full = self._full or _Fullness.asked_at(now_s + PROBES.after(1, draw))
         one.refused_room += cause is _Cause.ROOM
         if cause is _Cause.PROBE:
             one.refused_probes += 1
             full.fruitless, full.probes = full.fruitless + 1, 1
-            full.probe_s = now_s + PROBES.after(full.fruitless, draw)
+            full.ask_at(now_s + PROBES.after(full.fruitless, draw))
 
     def set_aside(self, key: Key) -> None:
         """It waits for something else than room. No error if it was not its turn."""
@@ -162,7 +177,8 @@ class TurnQueue(Generic[Key]):
         if not self._waiting and not self._asking:
             self._full = None
         elif full is not None and full.probe_s > now_s:
-            full.probe_s = max(full.probe_s, now_s + PROBES.after(max(1, full.fruitless)))
+            put_off_s = max(full.probe_s, now_s + PROBES.after(max(1, full.fruitless)))
+            full.probe_s = min(full.latest_s, put_off_s)
 
     @property
     def _probing(self) -> int:

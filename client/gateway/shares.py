@@ -53,7 +53,11 @@ class FairShares:
         left = self._most - self._total - amount
         if left < 0:
             return False
-        return user == LOCAL or left >= self._most // 10 or self.held(user) + amount <= self._most // 4
+        return user == LOCAL or left >= self._most // 10 or self.is_within_quarter(user, amount)
+
+    def is_within_quarter(self, user: str, amount: int) -> bool:
+        """Whether that user would hold no more than a quarter with so much more."""
+        return self.held(user) + amount <= self._most // 4
 
     def take(self, user: str, amount: int = 1) -> None:
         if amount == 0:

@@ -30,7 +30,9 @@ class _WaitingRequest:
 class Slots:
     """So many generations run at once; as many requests wait, a quarter of them of one user.
 
-    Whose turn it is: the one whose user has the fewest, and of those the first that came.
+    Whose turn it is: the one whose user has the fewest, and of those the first that came. Those behind it wait until
+    it has its slots, if it wants no more of them than its user's quarter: else requests for one slot each would always
+    take what is given back. One that wants more is passed over until it fits, or it would keep slots idle for itself.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Slots:
         except BaseException as error:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
+                self._grant()  # others may have waited behind it
                 self._changed()
             elif waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.exception() is None:
                 self.give(user, generations)
@@ -106,15 +109,19 @@ class Slots:
         return len(self._waiting) < most and (user == LOCAL or own < max(1, most // 4))
 
     def _grant(self) -> None:
-        while True:
-            able = [one for one in self._waiting if self._shares.may_take(one.user, one.generations)]
-            if not able:
-                return
-            chosen = min(able, key=lambda waiting: self._shares.held(waiting.user))
+        while (chosen := self._next()) is not None:
             self._waiting.remove(chosen)
             if not chosen.turn.done():
                 self._take(chosen.user, chosen.generations)
                 chosen.turn.set_result(None)
+
+    def _next(self) -> _WaitingRequest | None:
+        for one in sorted(self._waiting, key=lambda waiting: self._shares.held(waiting.user)):
+            if self._shares.may_take(one.user, one.generations):
+                return one
+            if self._shares.is_within_quarter(one.user, one.generations):
+                return None
+        return None
 
     def _take(self, user: str, generations: int) -> None:
         self._shares.take(user, generations)

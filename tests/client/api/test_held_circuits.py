@@ -8,11 +8,17 @@ from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 
 from molink.client.api.held_circuits import HeldCircuits
+from molink.client.api.opened_swarm import OpenedSwarm, SwarmOptions
+from molink.client.api.overview import SwarmOverview
+from molink.client.api.running_sessions import RunningSessions
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.errors import SwarmError
+from molink.client.errors import InvalidRequest, SwarmError
+from molink.client.models.model_resolver import ResolvedModel
+from molink.client.text.text_work import TextWork
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.shards.spec import Span
+from molink.shards.spec import SamplingParams, Span
+from molink.shards.text.tokenizer import Tokenizer
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
 SOON_S = 0.01
@@ -134,3 +140,25 @@ async def test_who_stops_while_a_circuit_is_formed_leaves_no_lease() -> None:
     await asyncio.gather(adding, return_exceptions=True)
     assert client.held.count == 0
     assert leases(low) == leases(high) == set()
+
+
+@asynchronous
+async def test_what_cannot_be_served_takes_no_circuit_that_is_held() -> None:
+    client = Holding(FakePeer(LOW), FakePeer(HIGH))
+    await client.held.add(64, WITHIN_S)
+    swarm = OpenedSwarm(
+        SwarmOptions(None, None, None, None, None, "none", "off", str),
+        cast("SwarmConnection", client.connection),
+        ResolvedModel(SPEC, {}, from_peers=False),
+        client.builder,
+        cast("TextWork", None),
+        cast("Tokenizer", None),
+        RunningSessions(),
+        cast("SwarmOverview", None),
+        client.held,
+    )
+    with pytest.raises(InvalidRequest, match="ask for fewer of the likeliest"):
+        swarm.session([1] * 10_000, SamplingParams(max_new_tokens=1, prompt_logprobs=20))
+    assert client.held.count == 1
+    swarm.session([1], SamplingParams(max_new_tokens=1))
+    assert client.held.count == 0

@@ -5,7 +5,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.client.epochs.turns import MOST_ASKING, MOST_REFUSED, MOST_WAITING, PROBES, TurnQueue
+from molink.client.epochs.turns import (
+    LONGEST_PUT_OFF_S,
+    MOST_ASKING,
+    MOST_REFUSED,
+    MOST_WAITING,
+    PROBES,
+    TurnQueue,
+)
 
 
 def entered(count: int, scope: bytes = b"") -> TurnQueue[int]:
@@ -83,6 +90,36 @@ def test_probes_that_find_no_room_come_more_rarely_and_of_another_generation_eac
     assert asked == [1, 2, 3, 1, 2, 3]
     assert waits_s == sorted(waits_s)
     assert waits_s[-1] <= PROBES.longest_s * (1 + PROBES.jitter)
+
+
+def test_a_client_whose_generations_end_all_the_time_still_finds_the_room_that_others_made() -> None:
+    """Each that ends is followed by one that asks in its place; the swarm grants whatever is asked."""
+    queue, now_s = full_with(begun=4, waiting=40 * round(LONGEST_PUT_OFF_S)), 0.0
+    under_way = {*range(4)}
+    while len(under_way) == 4:
+        now_s += PROBES.first_s / 5
+        assert now_s < 2 * LONGEST_PUT_OFF_S, "nobody else has asked"
+        ended = min(under_way)
+        queue.leave(ended, now_s)
+        under_way.discard(ended)
+        for key in queue.next_turns(now_s):
+            queue.granted(key, now_s)
+            under_way.add(key)
+    assert len(under_way) > 4
+
+
+def test_nothing_is_looked_for_while_as_many_ask_as_may() -> None:
+    queue = entered(2 * MOST_ASKING + 8)
+    queue.next_turns(0.0)
+    queue.refused(0, 0.0)
+    for key in range(1, MOST_ASKING):
+        queue.granted(key, 0.0)
+        queue.leave(key, 0.0)
+    later_s = queue.look_s
+    assert len(queue.next_turns(0.0)) == MOST_ASKING - 1
+    assert queue.enter(-1, b"", at_once=True)
+    assert queue.next_turns(later_s) == []
+    assert queue.look_s == math.inf, "the next to answer makes place"
 
 
 def test_who_needs_more_than_what_has_ended_gave_back_does_not_hold_up_the_others() -> None:

@@ -121,6 +121,44 @@ async def test_a_request_of_many_generations_waits_until_they_all_have_room() ->
 
 
 @pytest.mark.anyio
+async def test_one_for_several_generations_is_not_overtaken_for_ever_by_those_for_one() -> None:
+    slots = Slots(16, waiting_s=DEADLINE_S)
+    for number in range(16):
+        await slots.take(f"before {number}", 1)
+    order: list[str] = []
+
+    async def run(user: str, generations: int) -> None:
+        await slots.take(user, generations)
+        order.append(user)
+
+    wanted = (("all of it", 16), ("several", 4), ("one", 1), ("another", 1))
+    tasks = [asyncio.create_task(run(*one)) for one in wanted]
+    await asyncio.sleep(0)
+    for number in range(6):
+        slots.give(f"before {number}", 1)
+        for _ in range(10):  # turns of the loop in which whoever has its slots goes on
+            await asyncio.sleep(0)
+        assert order == ([] if number < 3 else ["several", "one", "another"][: number - 2])
+    tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_who_waited_behind_one_that_gives_up_has_its_turn() -> None:
+    slots = Slots(16, waiting_s=DEADLINE_S)
+    await slots.take(LOCAL, 15)
+    gives_up = asyncio.create_task(slots.take("several", 4))
+    await asyncio.sleep(0)
+    behind = asyncio.create_task(slots.take("one", 1))
+    await asyncio.sleep(0)
+    assert not behind.done()
+    gives_up.cancel()
+    await asyncio.gather(gives_up, return_exceptions=True)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await behind == 1
+
+
+@pytest.mark.anyio
 async def test_who_waits_too_long_or_beyond_a_users_part_is_asked_to_come_back() -> None:
     asked = []
     slots = Slots(4, waiting_s=0.01, make_room=lambda: asked.append(True))
