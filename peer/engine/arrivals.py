@@ -17,12 +17,14 @@ from molink.peer.hop.session import ArrivedRows
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards import codec
-from molink.shards.spec import ModelSpec, row_bytes
+from molink.shards.spec import MOST_PROMPT_LOGPROBS_BYTES, ModelSpec, row_bytes
 
 MOST_ACTIVATION = 2.0**30
 """Larger numbers than this no model makes of its own accord, and no step overflows in float32 or bfloat16 if those that
 go in are smaller."""
-
+MOST_TOKEN_BYTES = MOST_PROMPT_LOGPROBS_BYTES + 16 * 1024
+"""Of a token's message: beside a prompt's log-probabilities it has those of the likeliest tokens and a few numbers of
+each hop."""
 
 StepEvent = events.HopEvent[ServedSession, StepPayload]
 
@@ -62,7 +64,11 @@ def of_tokens(peer_id: str, header: pb.Tokens, sessions: SessionTable) -> Iterat
         if session is None or not session.is_head or session.previous_peer_id != peer_id:
             continue
         trip = tuple(together)
-        if (fault := fault_of_trip(trip, session)) is not None:
+        largest_bytes = max(token.ByteSize() for token in trip)
+        fault = fault_of_trip(trip, session)
+        if largest_bytes > MOST_TOKEN_BYTES:
+            fault = f"a token of {largest_bytes} bytes is more than any has"
+        if fault is not None:
             yield events.FaultFound(session, peer_id, fault)
         else:
             tokens += [step_token(session, token) for token in trip]
@@ -98,11 +104,13 @@ def read_activations(
     sends: NaN, infinities, or numbers beyond MOST_ACTIVATION.
 
     Raises:
-        ProtocolError: the payload is not what the header says, or of another width than the model's.
+        ProtocolError: the payload is not what the header says, of another width than the model's, or of no encoding.
     """
     counts = [row.rows for row in header.rows]
     if header.hidden_size != spec.hidden_size:
         raise ProtocolError(f"activations of {header.hidden_size} numbers are not this model's")
+    if not header.dtype:
+        raise ProtocolError("activations come without the name of their encoding")
     try:
         hidden = codec.decode(payload, sum(counts), header.hidden_size, spec.dtype, encoding=header.dtype)
     except ValueError as error:
@@ -136,6 +144,8 @@ def fault_of_rows(
     """
     if header.dtype != session.receives_in:
         return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
+    if len(row.timings) > session.place.hop:
+        return f"{len(row.timings)} hops are said to have computed step {row.step} before hop {session.place.hop}"
     if session.cache is None:
         return "activations came before the lease was ready"
     if part is None:

@@ -1,7 +1,8 @@
 """Frames out: what the hop's core has sent, as protobuf messages on links."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -13,11 +14,14 @@ from molink.peer.hop.session import Credit, DrawnToken, GuessedStep
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.shards import codec
 from molink.shards.spec import ModelSpec
 
 StepToken = DrawnToken[ServedSession, StepPayload]
+_TOKEN_FIELD_BYTES = 8
+"""Of each token in its message, beside its own: a tag and a length, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,16 @@ class FrameSender:
         return refused
 
     def send_tokens(self, peer_id: str, tokens: Sequence[StepToken]) -> bool:
-        """One frame to a head elsewhere; False: there is no open link."""
+        """To a head elsewhere; False: there is no open link."""
         link = self._links.find(peer_id)
-        message = pb.Tokens(tokens=[token[5] for token in tokens])
-        sessions = tuple(token[0].key.session for token in tokens)
-        return link is not None and link.post(message, traffic_class=TrafficClass.DECODE, sessions=sessions)
+        return link is not None and all(
+            link.post(
+                message,
+                traffic_class=TrafficClass.DECODE,
+                sessions=tuple([token.session for token in message.tokens]),
+            )
+            for message in _messages_of([token[5] for token in tokens])
+        )
 
     def send_guesses(self, peer_id: str, steps: Sequence[GuessedStep[ServedSession, StepPayload]]) -> None:
         """Tells sessions' tail in one frame what was guessed for these steps. Without an open link it draws one token
@@ -88,7 +97,7 @@ class FrameSender:
         return link is not None and link.post(pb.Stepped(sessions=steps), sessions=sessions)
 
     def deliver_tokens(self, tokens: Iterable[StepToken]) -> None:
-        """To each client its sessions' tokens, in one frame. A client that is gone gets none: its lease runs out."""
+        """To each client its sessions' tokens. A client that is gone gets none: its lease runs out."""
         by_client: dict[Link, list[pb.Token]] = {}
         for token in tokens:
             owner = token[0].owner
@@ -96,8 +105,10 @@ class FrameSender:
             tell_sources(token[0], token[5])
             if owner.closed_because is None:
                 by_client.setdefault(owner, []).append(token[5])
-        for owner, messages in by_client.items():
-            if not owner.post(pb.Tokens(tokens=messages), traffic_class=TrafficClass.DECODE):
+        for owner, own in by_client.items():
+            if not all(
+                owner.post(message, traffic_class=TrafficClass.DECODE) for message in _messages_of(own)
+            ):
                 owner.close("it does not take the tokens that it asked for")
 
     def timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:
@@ -138,3 +149,18 @@ class FrameSender:
         if not isinstance(frame.output, _Message):
             raise TypeError(f"a frame of activations cannot be made of {type(frame.output).__name__}")
         return frame.output
+
+
+def _messages_of(tokens: Iterable[pb.Token]) -> Iterator[pb.Tokens]:
+    """One message where they fit into it: prompts' log-probabilities may be half of one. What a step gave stays
+    together."""
+    message, size_bytes = pb.Tokens(), 0
+    for _, step in groupby(tokens, lambda token: (token.session, token.epoch, token.step)):
+        together = tuple(step)
+        step_bytes = sum(_TOKEN_FIELD_BYTES + token.ByteSize() for token in together)
+        if size_bytes and size_bytes + step_bytes > MAX_HEADER_BYTES:
+            yield message
+            message, size_bytes = pb.Tokens(), 0
+        message.tokens.extend(together)
+        size_bytes += step_bytes
+    yield message

@@ -85,12 +85,12 @@ class Stepper:
         self._actions: Mapping[type, Callable[[Any], None]] = {
             events.ComputeBatch: self._compute,
             events.ComputeSlice: self._compute_slice,
-            events.DropSlice: self._drop_slice,
+            events.DropSlice: lambda _: None if self._slices is None else self._slices.drop(),
             events.ForwardRows: self._forward,
             events.RetryHeld: self._retry,
             events.AwaitRoom: self._await_room,
             events.SendTokens: self._send_tokens,
-            events.SendGuesses: self._send_guesses,
+            events.SendGuesses: lambda effect: self._sender.send_guesses(effect.peer_id, effect.steps),
             events.AskGuesses: self.guessing.ask,
             events.SendWindowUpdate: self._send_window_update,
             events.DeliverTokens: self._deliver,
@@ -290,9 +290,15 @@ class Stepper:
         self._handle(events.PromptExpected(session, tokens))
 
     def _handle(self, event: events.HopEvent[ServedSession, StepPayload]) -> None:
-        """Tells the core, and does what it says, in its order."""
-        for effect in self._core.handle(event, time.perf_counter()):
-            self._actions[type(effect)](effect)
+        """Tells the core, and does what it says, in its order; all of it, although one thing fails: the core takes it
+        for done, and an engine that was not begun would be waited for without end."""
+        effects = iter(self._core.handle(event, time.perf_counter()))
+        try:
+            for effect in effects:
+                self._actions[type(effect)](effect)
+        finally:
+            for effect in effects:  # those behind one that failed
+                self._actions[type(effect)](effect)
 
     def _compute(self, effect: events.ComputeBatch[ServedSession, StepPayload]) -> None:
         inputs, layers = tuple(effect.steps), self._engine.spec.layers
@@ -312,17 +318,10 @@ class Stepper:
             lambda: expected_ms(self.predicted_ms, slice_.parts, layers),
         )
 
-    def _drop_slice(self, _: events.DropSlice) -> None:
-        if self._slices is not None:
-            self._slices.drop()
-
     def _send_tokens(self, effect: events.SendTokens[ServedSession, StepPayload]) -> None:
         if not self._sender.send_tokens(effect.peer_id, effect.tokens):
             sessions = [token[0] for token in effect.tokens]
             self._undelivered(effect.peer_id, sessions, "no open link to the head")
-
-    def _send_guesses(self, effect: events.SendGuesses[ServedSession, StepPayload]) -> None:
-        self._sender.send_guesses(effect.peer_id, effect.steps)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
         if not self._sender.send_window_update(effect.peer_id, effect.stepped):

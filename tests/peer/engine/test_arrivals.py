@@ -38,6 +38,7 @@ def test_what_is_logged_stays_as_it_came_whatever_layers_write_over_their_inputs
         previous_peer_id="other",
         receives_in="float32",
         cache=object(),
+        place=SimpleNamespace(hop=1),
     )
     rows = torch.randn(sessions * ROWS, WIDTH)
     header = pb.Activations(hidden_size=WIDTH, dtype="float32")

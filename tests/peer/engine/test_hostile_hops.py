@@ -7,6 +7,7 @@ import pytest
 from support.links.data_plane import DEADLINE_S, End, asynchronous, describe, hop_of, soon, until
 from support.swarms.served_peer import HIGH, LOW, Served, failures_told, model, served
 
+from molink.peer.engine.arrivals import MOST_TOKEN_BYTES
 from molink.peer.models.model import LocalModel
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -38,6 +39,7 @@ TOKENS: dict[str, Callable[[pb.Token], None]] = {
     "beyond the vocabulary": lambda token: setattr(token, "token_id", 2**31),
     "far beyond the vocabulary": lambda token: setattr(token, "token_id", 2**32 - 1),
     "of a step that has not begun": lambda token: setattr(token, "step", 7),
+    "larger than any": lambda token: setattr(token, "prompt_logprobs", bytes(MOST_TOKEN_BYTES)),
 }
 
 
@@ -117,6 +119,37 @@ async def test_rows_that_do_not_fit_a_session_end_it_and_not_the_link_that_other
         await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), DEADLINE_S)
         assert failures.empty()
         assert link.closed_because is None
+
+
+@asynchronous
+async def test_times_of_more_hops_than_came_before_end_their_session_alone(model: LocalModel) -> None:
+    """Each hop adds its own, and what is no longer a message keeps everybody's tokens from being sent."""
+    async with served(model) as peer, End() as head:
+        failures = failures_told(peer)
+        asked = await formed(peer, head, head=False)
+        other = await formed(peer, head, head=False, session=2)
+        for session, hops in ((asked, 400_000), (other, 1)):
+            row = pb.ActivationRow(session=session.session, epoch=1, step=0, rows=5, sample=True)
+            row.timings.extend([pb.HopTiming()] * hops)
+            assert link_of(head, peer).post(activations(peer, row), bytes(5 * peer.spec.hidden_size * 4))
+        failed = await soon(failures.get())
+        assert (failed.session, failed.peer_id, failed.code) == (asked.session, head.peer_id, "protocol")
+        token = (await soon(head.handler.frames.get()))[1].header.tokens[0]
+        assert token.session == other.session
+        assert failures.empty()
+
+
+@pytest.mark.parametrize("encoding", ["", "float8"])
+@asynchronous
+async def test_rows_of_no_known_encoding_end_their_link_for_a_reason(
+    model: LocalModel, encoding: str
+) -> None:
+    async with served(model) as peer, End() as head:
+        asked = await formed(peer, head, head=False)
+        row = pb.ActivationRow(session=asked.session, epoch=1, step=0, rows=5, sample=True)
+        link_of(head, peer).post(activations(peer, row, encoding), bytes(5 * peer.spec.hidden_size * 4))
+        reason = await soon(head.handler.closed.get())
+        assert "encoding" in str(reason) or "dtype" in str(reason)
 
 
 POSITIONS: dict[str, tuple[int, int]] = {

@@ -1,20 +1,46 @@
 """What steps together: sessions whose tokens arrive together start their next steps in as many micro-batches as may
 circulate."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from support.links.data_plane import End, asynchronous, describe, hop_of, soon, until
 from support.swarms.served_circuit import served_circuit
 from support.swarms.served_peer import HIGH, LOW, model, served
 
+from molink.peer.engine.sessions import ServedSession
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.decode_watch import DecodeBatch
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
 
 __all__ = ["model"]
 
 SESSIONS = (1, 2, 3)
+
+
+@asynchronous
+async def test_what_cannot_be_done_keeps_nothing_behind_it_from_being_done(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core takes all that it has said for done: an engine that was not begun would never be."""
+    done: list[str] = []
+    async with served(model) as peer:
+        stepper = peer.serving.stepper
+        effects = [1, "first", "second"]
+        with monkeypatch.context() as patch:
+            patch.setattr(stepper, "_core", SimpleNamespace(handle=lambda _event, _now_s: effects))
+            patch.setattr(stepper, "_actions", {int: _raise, str: done.append})
+            with pytest.raises(ProtocolError):
+                stepper.open_session(cast("ServedSession", None))
+    assert done == ["first", "second"]
+
+
+def _raise(_: int) -> None:
+    raise ProtocolError("more than a message takes")
 
 
 class Watch:
