@@ -178,10 +178,11 @@ class SwarmWorld:
                     dict(self.traffic.kbit_s(minute - 1)),
                 )
             )  # fmt: skip
-            done = min(1.0, now_s / self.settings.duration_s)
+            done, hours = now_s / self.settings.duration_s, f"{self.settings.duration_s / 3600:g} h"
+            passed = f"{100 * done:.0f} % of {hours}" if done < 1 else f"{hours} are over"
             self.report(
-                f"{100 * done:.0f} % of {self.settings.duration_s / 3600:g} h: {announcing.living:,} peers, "
-                f"{self.accounts.arrived:,} sessions, {self.accounts.open} of them open"
+                f"{passed}: {announcing.living:,} peers, {self.accounts.arrived:,} sessions, "
+                f"{self.accounts.open} of them open"
             )
         self.timeline.call(MINUTE_S, lambda: self._minute(announcing))
 
