@@ -35,7 +35,7 @@ from molink.client.gateway.shares import user_of
 from molink.client.gateway.slots import GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
 from molink.client.gateway.telemetry.metrics import Metrics
-from molink.client.gateway.tokenizing import chat_tokens, require_possible
+from molink.client.gateway.tokenizing import chat_tokens, require_possible, require_possible_prompt
 from molink.shards.spec import ModelSpec, SamplingParams
 
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -94,10 +94,10 @@ class Gateway:
         swarm, body = await self._asked(body, request)
         prompts = body.prompts
         for prompt in prompts:
-            if isinstance(prompt, str):
-                require_possible(len(prompt.encode(errors="replace")), swarm.model, "prompt")
+            require_possible_prompt(prompt, swarm.model)
         jobs = [(prompt, body.params(choice)) for prompt in prompts for choice in range(body.choices)]
-        texts = [_text_of(swarm, prompt) if body.echo else "" for prompt, _ in jobs]
+        echoed = [_text_of(swarm, prompt) if body.echo else "" for prompt in prompts]
+        texts = [text for text in echoed for _ in range(body.choices)]
         echoes = Echoes(texts, body.scores_prompt, alone=body.max_tokens == 0)
         answer = CompletionAnswer(swarm.model, body.choices, echoes, with_usage=body.include_usage)
         shared = [_shared_prompt(body.choices, len(prompt)) for prompt in prompts]

@@ -226,14 +226,22 @@ def _scope_of(path: str) -> KeyScope:
 
 
 def _is_own_machine(scope: Scope) -> bool:
-    """Whether a request came from this machine and asks for it as such, through nobody else."""
+    """Whether a request came from this machine and asks for it as such, through nobody else: nor for a web page of
+    another's, which a browser of this machine shows."""
     client = scope.get("client")
     if client is None or user_of(client[0]) != LOCAL:
         return False
     names = {name for name, _ in scope["headers"]}
     hosts = [host_of(value.decode("latin-1")) for name, value in scope["headers"] if name == b"host"]
     is_local = all(host == "localhost" or user_of(host) == LOCAL for host in hosts)
-    return is_local and not names & _FORWARDED
+    return is_local and not names & _FORWARDED and _is_same_origin(scope)
+
+
+def _is_same_origin(scope: Scope) -> bool:
+    """Whether the web page that a request is of, if it is one's, came from where the request goes."""
+    said = {name: value.strip().lower() for name, value in scope["headers"]}
+    host = said.get(b"host", b"")
+    return said.get(b"origin") in (None, b"http://" + host, b"https://" + host)
 
 
 def _too_large() -> ApiError:

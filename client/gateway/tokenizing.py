@@ -1,5 +1,6 @@
 """Turning text into tokens for requests, and back: counts before a generation, and the routes that do nothing else."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import Request
@@ -81,4 +82,15 @@ def require_possible(text_bytes: int, spec: ModelSpec, parameter: str) -> None:
             f"a text of {text_bytes} bytes is more than {spec.name} takes with its {spec.context_length - 1} tokens "
             "at most: shorten it",
             parameter,
+        )
+
+
+def require_possible_prompt(prompt: str | Sequence[int], spec: ModelSpec) -> None:
+    """Refuses, likewise, the prompt of a completion, which may be token ids."""
+    if isinstance(prompt, str):
+        require_possible(len(prompt.encode(errors="replace")), spec, "prompt")
+    elif len(prompt) >= spec.context_length:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens, and {spec.name} takes {spec.context_length - 1} at most: shorten it",
+            "prompt",
         )

@@ -155,11 +155,13 @@ def _json_calls(body: str, _: Types) -> list[ToolCall]:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    decoder, at = json.JSONDecoder(), 0
-    while text[at:].strip(" \t\r\n;"):
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n;"))
+    decoder, text = json.JSONDecoder(), text.strip(_BLANKS)
+    at = 0
+    while at < len(text):
         value, at = decoder.raw_decode(text, at)
         yield value
+        while at < len(text) and text[at] in _BLANKS:
+            at += 1
 
 
 def _json_call(value: object) -> ToolCall:
@@ -180,7 +182,9 @@ def _call(name: object, arguments: object) -> ToolCall:
         raise ValueError("a call has the name of a function")
     if not isinstance(arguments, Mapping):
         raise TypeError("arguments are a JSON object")
-    return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    written.encode()  # half of a character, which no answer can be made of, is no text
+    return ToolCall(name.strip(), written)
 
 
 def _tagged_calls(body: str, types: Types) -> list[ToolCall]:
@@ -190,10 +194,38 @@ def _tagged_calls(body: str, types: Types) -> list[ToolCall]:
         return _json_calls(body, types)
     if begun.startswith("<function="):
         return [
-            _typed_call(name, _PARAMETERS.findall(inside), types) for name, inside in _FUNCTIONS.findall(body)
+            _typed_call(name, tuple(_elements(_PARAMETER, "</parameter>", inside)), types)
+            for name, inside in _elements(_FUNCTION, "</function>", body)
         ]
     name = begun.partition("<arg_key>")[0].strip()
-    return [_typed_call(name, _ARGUMENT_PAIRS.findall(body), types)]
+    return [_typed_call(name, tuple(_argument_pairs(body)), types)]
+
+
+def _elements(begin: re.Pattern[str], end: str, text: str) -> Iterator[tuple[str, str]]:
+    """Names of elements, and what is in them up to the first end. In one pass over a text that a client can have a
+    model write: a pattern for both ends looks for the one that is missing from each beginning anew."""
+    at = 0
+    while (begun := begin.search(text, at)) is not None:
+        at = text.find(end, begun.end())
+        if at < 0:
+            return
+        yield begun[1], text[begun.end() : at]
+
+
+def _argument_pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Keys and values, likewise; a key without a value behind it is none."""
+    at = 0
+    while (key := text.find("<arg_key>", at)) >= 0:
+        at = text.find("</arg_key>", key)
+        if at < 0:
+            return
+        value = _ARGUMENT_VALUE.match(text, at)
+        if value is None:
+            continue
+        name, at = text[key + len("<arg_key>") : at], text.find("</arg_value>", value.end())
+        if at < 0:
+            return
+        yield name, text[value.end() : at]
 
 
 def _typed_call(name: str, pairs: Sequence[tuple[str, str]], types: Types) -> ToolCall:
@@ -238,9 +270,10 @@ def _separated_calls(body: str, _: Types) -> list[ToolCall]:
 
 
 _ARGUMENTS: Final = ("arguments", "parameters", "args")
-_FUNCTIONS: Final = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETERS: Final = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
-_ARGUMENT_PAIRS: Final = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_BLANKS: Final = " \t\r\n;"
+_FUNCTION: Final = re.compile(r"<function=([^>\n]{1,1024})>")
+_PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,1024})>")
+_ARGUMENT_VALUE: Final = re.compile(r"</arg_key>\s*<arg_value>")
 CALL_BEGIN: Final = "<｜tool▁call▁begin｜>"
 CALL_END: Final = "<｜tool▁call▁end｜>"
 SEPARATOR: Final = "<｜tool▁sep｜>"

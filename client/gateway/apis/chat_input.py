@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from molink.client.text.demanded_calls import DemandedCalls
 
@@ -13,6 +13,21 @@ MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 2**17
 """Of the descriptions of all tools of a request together: they are part of the prompt."""
 
+MOST_NAMED: Final = 300
+"""Entries of an object whose values are looked at one by one."""
+
+
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MOST_NAMED:
+        raise ValueError(f"an object has at most {MOST_NAMED} entries here, not {len(value)}")
+    return value
+
+
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first wrong item alone is told: each error takes a thousand times the bytes of what is wrong."""
+Named = Annotated[dict[str, T], BeforeValidator(_few)]
+"""An object with few entries, for the same reason."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 Arguments = dict[str, JsonValue]
 

@@ -11,6 +11,7 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    Listed,
     NamedChoice,
     ToolChoice,
     called,
@@ -52,7 +53,7 @@ class ToolResultBlock(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Listed[TextBlock] | None = None
     is_error: bool | None = False
 
     @property
@@ -70,7 +71,7 @@ class ConversationTurn(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Listed[Block]
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "ConversationTurn":
@@ -140,9 +141,9 @@ class CountRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     model: str
-    messages: Annotated[list[ConversationTurn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[MessageTool] | None = None
+    messages: Annotated[Listed[ConversationTurn], Field(min_length=1)]
+    system: str | Listed[TextBlock] | None = None
+    tools: Listed[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
 
     @model_validator(mode="after")
@@ -180,7 +181,7 @@ class MessageRequest(CountRequest):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Listed[str] | None = None
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=1)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0

@@ -13,6 +13,8 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    Listed,
+    Named,
     ToolChoice,
     arguments_of,
     called,
@@ -43,6 +45,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
 nothing.
 """
 _REFUSED_PREFIXES: Final = ("guided_",)
+_BIAS_DIGITS: Final = 10
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -64,7 +67,7 @@ class PredictedOutput(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Listed[TextPart]
 
     @property
     def text(self) -> str:
@@ -81,16 +84,16 @@ class SamplingRequest(BaseModel):
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = 1
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Named[float] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = 0
     ignore_eos: bool | None = False
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Listed[TokenId] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = 1.0
@@ -180,7 +183,7 @@ class SamplingRequest(BaseModel):
 class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Listed[str] | Listed[TokenId] | Listed[Listed[TokenId]]
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = False
@@ -246,9 +249,9 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Listed[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[EarlierCall] | None = None
+    tool_calls: Listed[EarlierCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -307,12 +310,12 @@ class Tool(BaseModel):
 class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Listed[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = True
     chat_template_kwargs: Arguments | None = None
@@ -357,7 +360,8 @@ def refuse_unsupported(name: str, value: Any) -> None:  # noqa: ANN401 - whateve
 def _bias(logit_bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, bias in logit_bias.items():
-        if not key.isascii() or not key.isdigit() or int(key) >= 2**31:
+        # int() refuses thousands of digits with an error of its own
+        if len(key) > _BIAS_DIGITS or not key.isascii() or not key.isdigit() or int(key) >= 2**31:
             raise InvalidRequest("logit_bias maps token ids to numbers", "logit_bias")
         pairs.append((int(key), bias))
     return tuple(pairs)

@@ -11,6 +11,8 @@ from molink.client.gateway.apis.chat_input import (
     ChatInput,
     FunctionDescription,
     FunctionName,
+    Listed,
+    Named,
     NamedChoice,
     ToolChoice,
     arguments_of,
@@ -48,7 +50,7 @@ class InputMessage(BaseModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | Listed[InputText]
 
     def plain(self) -> dict[str, Any]:
         content = self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
@@ -77,7 +79,7 @@ class FunctionCallOutput(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Listed[InputText]
 
     def plain(self) -> dict[str, Any]:
         output = self.output if isinstance(self.output, str) else "\n".join(p.text for p in self.output)
@@ -163,18 +165,18 @@ class ResponseRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     model: str
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(min_length=1)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[Listed[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     stream: bool | None = False
-    tools: list[ResponseTool] | None = None
+    tools: Listed[ResponseTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = True
     text: TextSettings | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Named[str] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     chat_template_kwargs: Arguments | None = None
     store: bool | None = None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molink.client.gateway.apis.chat_input import Arguments, ChatInput, offered
+from molink.client.gateway.apis.chat_input import Arguments, ChatInput, Listed, offered
 from molink.client.gateway.apis.openai import ChatMessage, TokenId, Tool
 
 MAX_TOKENS = 2**18
@@ -18,8 +18,8 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Listed[ChatMessage], Field(min_length=1)] | None = None
+    tools: Listed[Tool] | None = None
     chat_template_kwargs: Arguments | None = None
     return_token_strs: bool | None = False
 
@@ -45,4 +45,4 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[Listed[TokenId], Field(max_length=MAX_TOKENS)]

@@ -7,7 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of
+
+from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (TEXT | {"prompt": ""}, "prompt"),
@@ -82,6 +85,47 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (CHAT | {"top_logprobs": 2}, "top_logprobs"),
     (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
 ]
+
+
+def errors_in(body: dict[str, Any]) -> int:
+    try:
+        (CompletionRequest if "prompt" in body else ChatRequest).model_validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        (TEXT | {"prompt": [{}] * 50_000}, "prompt"),
+        (TEXT | {"prompt": [[{}] * 50_000] * 2}, "prompt"),
+        (TEXT | {"stop_token_ids": ["a"] * 50_000}, "stop_token_ids"),
+        (TEXT | {"logit_bias": {str(at): "a" for at in range(50_000)}}, "logit_bias"),
+        (TEXT | {"logit_bias": {"1" * 5_000: 1.0}}, "logit_bias"),
+        (CHAT | {"messages": [{}] * 50_000}, "messages"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_of_much_that_is_wrong_one_thing_is_told(
+    body: dict[str, Any], parameter: str, refusing: httpx.Client, unasked: FakeSwarm
+) -> None:
+    """Each error that is found costs a thousand times what was sent for it."""
+    assert errors_in(body) < 20
+    response = refusing.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["param"].startswith(parameter)
+    assert unasked.calls == []
+
+
+def test_an_echo_of_more_ids_than_the_context_takes_is_refused_before_they_are_read(
+    refusing: httpx.Client, unasked: FakeSwarm
+) -> None:
+    body = TEXT | {"prompt": [1] * 100_000, "echo": True, "n": 16}
+    response = refusing.post("/v1/completions", json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert "100000 tokens" in error_of(response)["message"]
+    assert unasked.calls == []
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

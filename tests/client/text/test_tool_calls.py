@@ -100,6 +100,9 @@ TEXTS = [
     (BARE, '["a", "list"]'),
     (BARE, 'Words, then {"name": "clock", "parameters": {}}'),
     (PIPED, ""),
+    (BARE, '{"name": "clock", "parameters": {"at": NaN}}'),
+    (BARE, '{"name": "clock", "parameters": {"at": 1e999}}'),
+    (BARE, '{"name": "clock", "parameters": {"at": "\\ud83d"}}'),
 ]
 
 
@@ -164,6 +167,24 @@ def test_whatever_a_model_writes_each_call_has_a_name_and_arguments(
     for call in calls:
         assert call.name
         assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x" + "<arg_key></arg_key><arg_value>" * 5_000,
+        "x" + "<arg_key>" * 20_000,
+        "<function=a>" * 20_000,
+        "<function=a>" + "<parameter=b>" * 20_000 + "</function>",
+        "[] " * 20_000,
+    ],
+    ids=lambda body: body[:12],
+)
+def test_what_a_model_was_made_to_write_is_read_in_one_pass(body: str) -> None:
+    """Where each beginning looks for its end anew these take hours."""
+    content, calls = split(ToolCallStream(TAGGED, TYPES), ["<tool_call>" + body + "</tool_call>"])
+    assert calls in ([], [ToolCall("x", "{}")], [ToolCall("a", "{}")])
+    assert calls or content
 
 
 def test_the_form_is_the_one_that_the_template_shows() -> None:

@@ -342,11 +342,15 @@ def test_without_keys_nobody_but_this_machine_operates(http: httpx.Client) -> No
         {"Forwarded": "for=203.0.113.9"},
         {"Via": "1.1 proxy"},
         {"Host": "203.0.113.9"},
+        {"Origin": "https://chat.example"},
+        {"Origin": "null"},
     ):
         for path in (SERVICES, OPERATIONS):
             refused = http.get(path, headers=headers)
             assert (refused.status_code, error_of(refused)["code"]) == (403, "insufficient_scope"), headers
         assert http.get("/v1/models", headers=headers).status_code == 200
+    own_page = f"http://{http.base_url.netloc.decode()}"
+    assert http.get(SERVICES, headers={"Origin": own_page}).status_code == 200
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
