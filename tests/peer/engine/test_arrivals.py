@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from molink.peer.engine.arrivals import of_activations
+from molink.peer.engine.arrivals import of_activations, read_activations
 from molink.peer.hop.events import RowsArrived
 from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import decode, encode
+from molink.routing.cost.pipeline import COST
 from molink.shards import codec
 from molink.shards.spec import ModelSpec
 
@@ -56,3 +57,23 @@ def test_what_is_logged_stays_as_it_came_whatever_layers_write_over_their_inputs
         assert torch.equal(inputs, own)
         inputs.zero_()
         assert log.read(0, ROWS) == bytes(codec.bytes_of(own))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+@pytest.mark.parametrize("others", [1, COST.steps_per_batch - 1, COST.steps_per_batch, 2000])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_rows_that_wait_keep_little_more_memory_than_their_own(
+    encoding: str, others: int, *, prefill: bool
+) -> None:
+    """A message of many rows may have one that waits long."""
+    header = pb.Activations(hidden_size=WIDTH, dtype=encoding)
+    header.rows.append(pb.ActivationRow(session=b"one", step=1, rows=1, prefill=False))
+    header.rows.append(pb.ActivationRow(session=b"others", step=1, rows=others, prefill=prefill))
+    rows = torch.randn(1 + others, WIDTH)
+    payload = memoryview(bytearray(codec.encode(rows, encoding)))
+    parts = read_activations(payload, header, spec())
+    expected = torch.split(codec.decode(payload, 1 + others, WIDTH, "float32", encoding), [1, others])
+    for part, own in zip(parts, expected, strict=True):
+        assert part is not None
+        assert torch.equal(part, own)
+        assert part.untyped_storage().nbytes() <= COST.steps_per_batch * part.nbytes
