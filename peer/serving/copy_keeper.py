@@ -12,7 +12,7 @@ from molink.peer.engine.idle_engine import IdleEngine
 from molink.peer.engine.kept_copy import KeptCopy, input_rows
 from molink.peer.engine.sessions import SessionPlan
 from molink.peer.memory.leases import Lease, LeaseBook, LeaseKey, Refused
-from molink.peer.redundancy.copy_intake import CopyIntake
+from molink.peer.redundancy.copy_intake import TOO_MUCH, CopyIntake
 from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.redundancy.pair_roles import HolderLoad
 from molink.peer.serving.neighbours import NeighbourLinks
@@ -133,14 +133,15 @@ class CopyKeeper:
         return kept
 
     def on_parts(self, link: Link, header: pb.CopyParts, payload: memoryview) -> None:
-        """The next tokens of some copies.
+        """The next tokens of some copies. Where more would wait than may, that copy ends of which most waits: who sends
+        little loses nothing by what others send.
 
         Raises:
             ProtocolError: the payload is not what the header says.
         """
         if sum(part.payload_bytes for part in header.parts) != payload.nbytes:
             raise ProtocolError("parts of copies are not as long as they are said to be")
-        offset, waiting_bytes = 0, sum(kept.intake.waiting_bytes for kept in self._copies.values())
+        offset, waiting_bytes = 0, sum(map(_waiting_bytes, self._copies.values()))
         now_s = asyncio.get_running_loop().time()
         for part in header.parts:
             content = payload[offset : offset + part.payload_bytes]
@@ -151,11 +152,17 @@ class CopyKeeper:
             if kept.intake.is_late(part.start):
                 continue
             fault = kept.fault_of(part, self._engine.spec)
-            if fault is None and waiting_bytes + offset > MOST_WAITING_BYTES:
-                fault = "more came than may wait here"
             if fault is not None:
+                waiting_bytes -= _waiting_bytes(kept)
                 self._drop(kept, fault)
                 continue
+            waiting_bytes += part.payload_bytes
+            if waiting_bytes > MOST_WAITING_BYTES:
+                largest = max(self._copies.values(), key=_waiting_bytes)
+                waiting_bytes -= _waiting_bytes(largest)
+                self._drop(largest, TOO_MUCH)
+                if largest is kept:
+                    continue
             kept.add(part, bytes(content), now_s)
             kept.intake.record_lag(part.behind_tokens)
             self._leases.copies.record_lag(part.session, kept.intake.lacking_tokens)
@@ -262,3 +269,7 @@ class CopyKeeper:
             return
         self._leases.copies.record_lag(kept.plan.key.session, kept.intake.lacking_tokens)
         self._tell_hop((kept,))
+
+
+def _waiting_bytes(kept: KeptCopy) -> int:
+    return kept.intake.waiting_bytes
