@@ -105,7 +105,7 @@ class CopyKeeper:
             if kept.inputs.encoding != encoding:
                 kept.inputs.close()
                 kept.inputs = self._logs.open(encoding, row_bytes)
-        task = asyncio.create_task(self._link(kept), name=f"copy of {span}")
+        task = asyncio.create_task(self._link(kept, plan, hop), name=f"copy of {span}")
         self._linking.add(task)
         task.add_done_callback(self._linking.discard)
 
@@ -199,26 +199,38 @@ class CopyKeeper:
             raise RequestRefused("memory", "the copy had to make way before it had begun")
         kept.cache = cache
 
-    async def _link(self, kept: KeptCopy) -> None:
-        """Tells the hop that its copy is kept here. The hop's neighbours are dialled as well: if this peer takes its
-        place they need no time for that."""
+    async def _link(self, kept: KeptCopy, plan: SessionPlan, hop: int) -> None:
+        """Tells the hop that its copy is kept here, in the epoch of that plan: what comes of an older one's dial is
+        nothing to the copy as it is now. The hop's neighbours are dialled as well: if this peer takes its place they
+        need no time for that."""
         client, clock = kept.owner.remote, asyncio.get_running_loop().time
         try:
-            await self._neighbours.link(kept.plan.hops[kept.hop].facts, client)
+            await self._neighbours.link(plan.hops[hop].facts, client)
         except LinkError as error:
-            self._drop(kept, f"its hop could not be reached: {error.reason}")
+            if self._is_current(kept, plan):
+                self._drop(kept, f"its hop could not be reached: {error.reason}")
             return
         until_s = clock() + SETTLED_WITHIN_S
-        while clock() < until_s:  # the hop goes on behind what is being written
+        while clock() < until_s and self._is_current(
+            kept, plan
+        ):  # the hop goes on behind what is being written
             if not kept.written_parts:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
+        if not self._is_current(kept, plan):
+            return
         self._tell_hop((kept,))
-        for facts in kept.plan.neighbours_of(kept.hop):
+        for facts in plan.neighbours_of(hop):
+            if not self._is_current(kept, plan):
+                return
             try:
                 await self._neighbours.link(facts, client)
             except LinkError as error:
                 _log.debug("a standby has no link to a neighbour: %s", error.reason)
+
+    def _is_current(self, kept: KeptCopy, plan: SessionPlan) -> bool:
+        """Whether the copy is kept, and in the epoch of that plan."""
+        return kept.plan is plan and self._copies.get(plan.key.session) is kept
 
     def _tell_hop(self, copies: Iterable[KeptCopy], *, ended: bool = False) -> None:
         for kept in copies:

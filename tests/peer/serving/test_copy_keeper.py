@@ -1,4 +1,4 @@
-"""What is sent of one copy costs no other copy anything."""
+"""What is sent or not reached for one copy, or for one epoch of it, costs no other copy and no later epoch anything."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,13 @@ from molink.peer.memory.memory import MemoryPlan
 from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.serving import copy_keeper
 from molink.peer.serving.copy_keeper import CopyKeeper
+from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 HOP = 1
 STANDBY = facts_of(Identity.generate())
 OTHER_HOP = facts_of(Identity.generate())
+UNREACHED = LinkError("hop", "nobody is there")
 
 
 class Cache(CountingCache):
@@ -143,3 +145,46 @@ async def test_where_more_would_wait_than_may_that_copy_ends_of_which_most_waits
     assert standby.waiting(*plans) == [2, None, 9]
     standby.send(plans[2], 2)
     assert standby.waiting(*plans) == [2, None, None]
+
+
+# -- dials
+
+
+@asynchronous
+async def test_a_hop_of_an_older_epoch_that_is_not_reached_costs_the_copy_of_the_newer_one_nothing() -> None:
+    standby, first, second = Standby(), plan_of(1), plan_of(1, 2, OTHER_HOP)
+    older, newer = await standby.keep(first), await standby.keep(second)
+    standby.neighbours.dial(first.hops[HOP].peer_id).set_exception(UNREACHED)
+    await older
+    assert standby.waiting(second) == [0]
+    standby.neighbours.dial(OTHER_HOP.peer_id).set_result(None)
+    standby.neighbours.dial(first.hops[0].peer_id).set_result(None)
+    await newer
+    assert standby.neighbours.told == [(1, True), (2, False)]
+    assert standby.failed == []
+
+
+@asynchronous
+async def test_a_hop_that_is_not_reached_has_no_copy_and_its_client_hears_of_it() -> None:
+    standby, plan = Standby(), plan_of(1)
+    task = await standby.keep(plan)
+    standby.neighbours.dial(plan.hops[HOP].peer_id).set_exception(UNREACHED)
+    await task
+    assert standby.waiting(plan) == [None]
+    assert standby.failed == [1]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+@asynchronous
+async def test_a_hop_that_is_reached_after_its_copy_has_ended_hears_of_none(*, is_written: bool) -> None:
+    """Wherever that comes, be it that a part is being written then."""
+    standby, plan = Standby(), plan_of(1)
+    task = await standby.keep(plan)
+    kept = standby.keeper.find(plan.key.session)
+    assert kept is not None
+    kept.written_parts = int(is_written)
+    assert standby.keeper.release(plan.key, "client")
+    for one in plan.hops:
+        standby.neighbours.dial(one.peer_id).set_result(None)
+    await task
+    assert standby.neighbours.told == [(1, True)]
