@@ -16,6 +16,7 @@ from molink.peer.hop import events
 from molink.peer.hop.session import ArrivedRows
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
+from molink.routing.cost.pipeline import COST
 from molink.shards import codec
 from molink.shards.spec import MOST_PROMPT_LOGPROBS_BYTES, ModelSpec, row_bytes
 
@@ -119,9 +120,10 @@ def read_activations(
     sound = [True] * len(parts) if is_sound(hidden) else [is_sound(part) for part in parts]
     if len(parts) == 1:
         return [hidden if sound[0] else None]
-    # one that waits must not keep the memory of those that came with it
+    # one that waits must not keep the memory of those that came with it; of a few, as decode steps have them, it may
+    most = COST.steps_per_batch
     return [
-        None if not holds else part.clone() if row.prefill else part
+        None if not holds else part.clone() if row.prefill or row.rows * most < len(hidden) else part
         for row, part, holds in zip(header.rows, parts, sound, strict=True)
     ]
 

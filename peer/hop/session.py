@@ -249,7 +249,8 @@ class HopSettings:
         self, session: HopSession, step: int, position: int, tokens: int, *, prefill: bool
     ) -> str | None:
         """What is wrong with a step that is not a repeat; None: nothing, and if it is prefill of another hop it counts
-        in the window."""
+        in the window. So what waits of a session is a window of prefill and one decode step, whatever its previous hop
+        sends."""
         progress, capacity_tokens = session.progress, session.place.capacity_tokens
         if step != progress.next_step or not 1 <= tokens <= self.most_step_tokens:
             return f"step {step} of {tokens} rows came when step {progress.next_step} was expected"
@@ -258,8 +259,19 @@ class HopSettings:
             return f"step {step} begins at position {position}, and may at {allowed}"
         if position + tokens > capacity_tokens:
             return f"step {step} goes beyond the {capacity_tokens} tokens that were reserved"
-        if not prefill or session.is_head:
-            return None
-        if session.prefill.receive_window.admit(step, tokens * self.activation_bytes):
-            return None
-        return f"step {step} came while as much prefill waited here as may"
+        return None if session.is_head else self._fault_of_waiting(session, step, tokens, prefill=prefill)
+
+    def _fault_of_waiting(self, session: HopSession, step: int, tokens: int, *, prefill: bool) -> str | None:
+        """What is wrong with a step that comes now, by what waits here of another hop's session.
+
+        Prefill has a window. A decode step's token was drawn from the step before, which every hop had computed by
+        then, and its guesses travel with it: so nothing waits that it could come behind, in whatever order links carry
+        messages, and a new epoch is another session.
+        """
+        if prefill:
+            if session.prefill.receive_window.admit(step, tokens * self.activation_bytes):
+                return None
+            return f"step {step} came while as much prefill waited here as may"
+        if session.progress.queued or session.progress.waiting or session.prefill.parts:
+            return f"decode step {step} came while an earlier step waited here"
+        return None

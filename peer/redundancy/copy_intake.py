@@ -16,6 +16,7 @@ LONGER = 2.0
 SHORT_PART = 0.75
 """Of what it may take: a piece that takes no more is followed by longer ones."""
 MOST_PIECE_TOKENS = 256
+TOO_MUCH = "more came than may wait here"
 
 
 @dataclass(slots=True)
@@ -45,8 +46,11 @@ class CopyIntake:
             return "a part is empty"
         if start + tokens > self.capacity_tokens:
             return f"{start + tokens} tokens are more than the {self.capacity_tokens} that were reserved"
-        if self.waiting_bytes and self.waiting_bytes + payload_bytes > WINDOW_BYTES + PORTION_BYTES:
-            return "more came than may wait here"
+        is_alone = (
+            tokens == 1 and not self.waiting_bytes
+        )  # a token may take more than a window, and goes then
+        if not is_alone and self.waiting_bytes + payload_bytes > WINDOW_BYTES + PORTION_BYTES:
+            return TOO_MUCH
         self.awaited_tokens += tokens
         self.waiting_bytes += payload_bytes
         self.is_begun = True

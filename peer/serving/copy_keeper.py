@@ -12,7 +12,7 @@ from molink.peer.engine.idle_engine import IdleEngine
 from molink.peer.engine.kept_copy import KeptCopy, input_rows
 from molink.peer.engine.sessions import SessionPlan
 from molink.peer.memory.leases import Lease, LeaseBook, LeaseKey, Refused
-from molink.peer.redundancy.copy_intake import CopyIntake
+from molink.peer.redundancy.copy_intake import TOO_MUCH, CopyIntake
 from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.redundancy.pair_roles import HolderLoad
 from molink.peer.serving.neighbours import NeighbourLinks
@@ -105,7 +105,7 @@ class CopyKeeper:
             if kept.inputs.encoding != encoding:
                 kept.inputs.close()
                 kept.inputs = self._logs.open(encoding, row_bytes)
-        task = asyncio.create_task(self._link(kept), name=f"copy of {span}")
+        task = asyncio.create_task(self._link(kept, plan, hop), name=f"copy of {span}")
         self._linking.add(task)
         task.add_done_callback(self._linking.discard)
 
@@ -133,14 +133,15 @@ class CopyKeeper:
         return kept
 
     def on_parts(self, link: Link, header: pb.CopyParts, payload: memoryview) -> None:
-        """The next tokens of some copies.
+        """The next tokens of some copies. Where more would wait than may, that copy ends of which most waits: who sends
+        little loses nothing by what others send.
 
         Raises:
             ProtocolError: the payload is not what the header says.
         """
         if sum(part.payload_bytes for part in header.parts) != payload.nbytes:
             raise ProtocolError("parts of copies are not as long as they are said to be")
-        offset, waiting_bytes = 0, sum(kept.intake.waiting_bytes for kept in self._copies.values())
+        offset, waiting_bytes = 0, sum(map(_waiting_bytes, self._copies.values()))
         now_s = asyncio.get_running_loop().time()
         for part in header.parts:
             content = payload[offset : offset + part.payload_bytes]
@@ -151,11 +152,17 @@ class CopyKeeper:
             if kept.intake.is_late(part.start):
                 continue
             fault = kept.fault_of(part, self._engine.spec)
-            if fault is None and waiting_bytes + offset > MOST_WAITING_BYTES:
-                fault = "more came than may wait here"
             if fault is not None:
+                waiting_bytes -= _waiting_bytes(kept)
                 self._drop(kept, fault)
                 continue
+            waiting_bytes += part.payload_bytes
+            if waiting_bytes > MOST_WAITING_BYTES:
+                largest = max(self._copies.values(), key=_waiting_bytes)
+                waiting_bytes -= _waiting_bytes(largest)
+                self._drop(largest, TOO_MUCH)
+                if largest is kept:
+                    continue
             kept.add(part, bytes(content), now_s)
             kept.intake.record_lag(part.behind_tokens)
             self._leases.copies.record_lag(part.session, kept.intake.lacking_tokens)
@@ -192,26 +199,38 @@ class CopyKeeper:
             raise RequestRefused("memory", "the copy had to make way before it had begun")
         kept.cache = cache
 
-    async def _link(self, kept: KeptCopy) -> None:
-        """Tells the hop that its copy is kept here. The hop's neighbours are dialled as well: if this peer takes its
-        place they need no time for that."""
+    async def _link(self, kept: KeptCopy, plan: SessionPlan, hop: int) -> None:
+        """Tells the hop that its copy is kept here, in the epoch of that plan: what comes of an older one's dial is
+        nothing to the copy as it is now. The hop's neighbours are dialled as well: if this peer takes its place they
+        need no time for that."""
         client, clock = kept.owner.remote, asyncio.get_running_loop().time
         try:
-            await self._neighbours.link(kept.plan.hops[kept.hop].facts, client)
+            await self._neighbours.link(plan.hops[hop].facts, client)
         except LinkError as error:
-            self._drop(kept, f"its hop could not be reached: {error.reason}")
+            if self._is_current(kept, plan):
+                self._drop(kept, f"its hop could not be reached: {error.reason}")
             return
         until_s = clock() + SETTLED_WITHIN_S
-        while clock() < until_s:  # the hop goes on behind what is being written
+        while clock() < until_s and self._is_current(
+            kept, plan
+        ):  # the hop goes on behind what is being written
             if not kept.written_parts:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
+        if not self._is_current(kept, plan):
+            return
         self._tell_hop((kept,))
-        for facts in kept.plan.neighbours_of(kept.hop):
+        for facts in plan.neighbours_of(hop):
+            if not self._is_current(kept, plan):
+                return
             try:
                 await self._neighbours.link(facts, client)
             except LinkError as error:
                 _log.debug("a standby has no link to a neighbour: %s", error.reason)
+
+    def _is_current(self, kept: KeptCopy, plan: SessionPlan) -> bool:
+        """Whether the copy is kept, and in the epoch of that plan."""
+        return kept.plan is plan and self._copies.get(plan.key.session) is kept
 
     def _tell_hop(self, copies: Iterable[KeptCopy], *, ended: bool = False) -> None:
         for kept in copies:
@@ -262,3 +281,7 @@ class CopyKeeper:
             return
         self._leases.copies.record_lag(kept.plan.key.session, kept.intake.lacking_tokens)
         self._tell_hop((kept,))
+
+
+def _waiting_bytes(kept: KeptCopy) -> int:
+    return kept.intake.waiting_bytes

@@ -127,6 +127,8 @@ class HolderRoles:
         for known in (self._seen_s, self._suggested_s, self._kept):
             for key in known.keys() - present:
                 del known[key]
+        for peer_id in self._partners.keys() - {session.standby_peer_id for session in self._sessions}:
+            del self._partners[peer_id]  # nobody's standby any more: any identity may have been one
         for peer_id, sessions in held.items():
             partner = self._partners.get(peer_id)
             if partner is not None and now_s - partner.heard_s <= FRESH_S:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.links.data_plane import SPEC
 
-from molink.peer.engine.arrivals import MOST_TOKEN_BYTES, of_activations
+from molink.peer.engine.arrivals import MOST_TOKEN_BYTES, of_activations, read_activations
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameSender, StepToken
 from molink.peer.hop.events import RowsArrived
@@ -17,6 +17,7 @@ from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import decode, encode
+from molink.routing.cost.pipeline import COST
 from molink.shards import codec
 from molink.shards.spec import ModelSpec
 
@@ -102,3 +103,23 @@ def test_tokens_of_one_step_stay_together_and_all_that_come_together_are_sent(
         assert (
             sum(any(token.session == bytes([number]) for token in one.tokens) for one in link.messages) == 1
         )
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+@pytest.mark.parametrize("others", [1, COST.steps_per_batch - 1, COST.steps_per_batch, 2000])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_rows_that_wait_keep_little_more_memory_than_their_own(
+    encoding: str, others: int, *, prefill: bool
+) -> None:
+    """A message of many rows may have one that waits long."""
+    header = pb.Activations(hidden_size=WIDTH, dtype=encoding)
+    header.rows.append(pb.ActivationRow(session=b"one", step=1, rows=1, prefill=False))
+    header.rows.append(pb.ActivationRow(session=b"others", step=1, rows=others, prefill=prefill))
+    rows = torch.randn(1 + others, WIDTH)
+    payload = memoryview(bytearray(codec.encode(rows, encoding)))
+    parts = read_activations(payload, header, spec())
+    expected = torch.split(codec.decode(payload, 1 + others, WIDTH, "float32", encoding), [1, others])
+    for part, own in zip(parts, expected, strict=True):
+        assert part is not None
+        assert torch.equal(part, own)
+        assert part.untyped_storage().nbytes() <= COST.steps_per_batch * part.nbytes

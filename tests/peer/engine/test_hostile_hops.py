@@ -172,7 +172,9 @@ async def test_a_position_that_is_not_allowed_ends_its_session_and_no_other(
         step, position = POSITIONS[case]
         for session in (asked, other):
             for one, at, rows in ((0, 0, 5), (1, 5, 1)):
-                row = pb.ActivationRow(session=session.session, epoch=1, step=one, rows=rows, position=at)
+                row = pb.ActivationRow(
+                    session=session.session, epoch=1, step=one, rows=rows, position=at, prefill=True
+                )
                 link_of(head, peer).post(activations(peer, row), bytes(rows * peer.spec.hidden_size * 4))
         repeat = pb.ActivationRow(session=asked.session, epoch=1, step=1, rows=1, position=position)
         link_of(head, peer).post(activations(peer, repeat), bytes(peer.spec.hidden_size * 4))
@@ -180,7 +182,9 @@ async def test_a_position_that_is_not_allowed_ends_its_session_and_no_other(
         link_of(head, peer).post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
         failed = await soon(failures.get())
         assert (failed.session, failed.peer_id, failed.code) == (asked.session, head.peer_id, "protocol")
-        row = pb.ActivationRow(session=other.session, epoch=1, step=2, rows=1, position=6, sample=True)
+        row = pb.ActivationRow(
+            session=other.session, epoch=1, step=2, rows=1, position=6, sample=True, prefill=True
+        )
         link_of(head, peer).post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
         token = (await soon(head.handler.frames.get()))[1].header.tokens[0]
         assert (token.session, token.position) == (other.session, 7)

@@ -209,6 +209,23 @@ def test_only_the_next_tokens_within_the_reservation_are_taken(start: int, token
         assert (intake.awaited_tokens, intake.waiting_bytes) == (20, 0)
 
 
+@given(
+    st.integers(0, 2 * WINDOW_BYTES), st.integers(1, 3), st.integers(1, 2 * WINDOW_BYTES), st.integers(1, 3)
+)
+def test_no_more_of_a_copy_waits_than_a_window_and_a_portion_but_for_a_single_token(
+    first_bytes: int, first_tokens: int, second_bytes: int, second_tokens: int
+) -> None:
+    intake = CopyIntake(10)
+    sizes = [(first_tokens, max(1, first_bytes)), (second_tokens, second_bytes)]
+    taken = [one for one in sizes if intake.fault_of(intake.awaited_tokens, *one) is None]
+    assert intake.waiting_bytes == sum(size for _, size in taken)
+    assert intake.waiting_bytes <= WINDOW_BYTES + PORTION_BYTES or [tokens for tokens, _ in taken] == [1]
+    if sum(size for _, size in sizes) <= WINDOW_BYTES + PORTION_BYTES:
+        assert taken == sizes
+    if first_tokens == 1:
+        assert taken[0] == sizes[0], "where a token takes more than a window, one is sent"
+
+
 RECORDS = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(-8, 4), st.integers(1, 9), st.integers(0, 9)), max_size=60
 )
