@@ -162,8 +162,8 @@ class PreparedEpochs:
         return True
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
-        """Rows came. Those of an epoch that was prepared begin it, and are told to the stepper again when it has begun:
-        what else is in their frame is a repeat then, and has no effect."""
+        """Rows came. Those of an epoch that was prepared begin it, and are told to the stepper again when it has begun,
+        without what else is in their frame: that may be of another session whose epoch is not yet ready."""
         if not self._prepared:
             return
         for row in header.rows:
@@ -171,7 +171,8 @@ class PreparedEpochs:
             if known is None or known.key.epoch != row.epoch or known.previous_peer_id != link.peer_id:
                 continue
             if known.hop > 0 and len(known.waiting) < MOST_FRAMES:
-                known.waiting.append(lambda: self._stepper.on_activations(link, frame, header))
+                alone = _alone(header, known.key)
+                known.waiting.append(partial(self._stepper.on_activations, link, frame, alone))
                 self._begin(known, row.position)
 
     def on_guesses(self, link: Link, header: pb.Guesses) -> None:
@@ -355,6 +356,16 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
+
+
+def _alone(header: pb.Activations, key: LeaseKey) -> pb.Activations:
+    """The header of the same rows, of which those of that epoch alone are anybody's."""
+    alone = pb.Activations()
+    alone.CopyFrom(header)
+    for row in alone.rows:
+        if (row.session, row.epoch) != (key.session, key.epoch):
+            row.session = b""
+    return alone
 
 
 def _lacking_tokens(copy: KeptCopy | None) -> int:
