@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from molink.peer.engine.guessing import MOST_PREDICTION_TOKENS
 from molink.peer.engine.kept_copy import KeptCopy
 from molink.peer.engine.sessions import ServedSession, SessionPlan, SessionTable
 from molink.peer.engine.stepping import Stepper
@@ -52,6 +53,7 @@ class PreparedEpoch:
     histories: list[pb.History] = field(default_factory=list)
     """At the tail: what the client has told of the sequence."""
     history_tokens: int = 0
+    """Of these, with what they predict: nothing else bounds the memory that they take."""
 
     @property
     def key(self) -> LeaseKey:
@@ -197,9 +199,13 @@ class PreparedEpochs:
         if known is None or known.key.epoch != history.epoch or known.owner is not link:
             self._stepper.on_history(link, history)
             return
-        known.history_tokens += len(history.token_ids)
-        if not history.token_ids or known.history_tokens > 2 * known.plan.capacity_tokens:
-            raise ProtocolError("a history has the tokens of its session, each once")
+        self._stepper.guessing.check_history(history)
+        known.history_tokens += len(history.token_ids) + len(history.prediction)
+        if (
+            not history.token_ids
+            or known.history_tokens > 2 * known.plan.capacity_tokens + MOST_PREDICTION_TOKENS
+        ):
+            raise ProtocolError("a history has the tokens of its session, each once, and one prediction")
         known.histories.append(history)
 
     def on_move(self, link: Link, move: pb.Move) -> None:
@@ -226,7 +232,7 @@ class PreparedEpochs:
 
     def forget_ended(self) -> None:
         """Forgets epochs whose session or client is gone, and those that have not begun in time. A client that comes
-        back goes on in a later one."""
+        back goes on in a later one. To be called now and then, since nothing comes of a client that is silent."""
         now_s = asyncio.get_running_loop().time()
         for session, known in tuple(self._prepared.items()):
             is_gone = self._sessions.find(session) is None and self._copy(session) is None

@@ -1,22 +1,28 @@
-"""What comes for epochs that have not begun waits, and is told of the epoch that it belongs to alone."""
+"""What comes for epochs that have not begun waits within bounds, and is told of the epoch that it belongs to alone."""
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from support.links.data_plane import SPEC, asynchronous, until
+from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, until
+from support.swarms.served_peer import model, served
 
 from molink.peer.engine.arrivals import of_activations
-from molink.peer.engine.guessing import SessionGuessing
+from molink.peer.engine.guessing import MOST_PREDICTION_TOKENS, SessionGuessing
 from molink.peer.hop.events import HopEvent, RowsArrived
 from molink.peer.memory.leases import LeaseKey
+from molink.peer.models.model import LocalModel
+from molink.peer.serving import admission, prepared_epochs
 from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.peer.wire.protocol.frames import Frame, decode, encode
+from molink.peer.wire.protocol.frames import Frame, ProtocolError, decode, encode
 from molink.shards import codec
 from molink.shards.spec import Span
+
+__all__ = ["model"]
 
 CAPACITY = 100
 EPOCH = 2
@@ -96,3 +102,55 @@ async def test_sessions_that_go_over_in_one_frame_begin_each_when_it_is_ready_it
         event = tail.told[-1]
         assert isinstance(event, RowsArrived)
         assert [session.key for session, *_ in event.rows] == [(name, EPOCH)]
+
+
+def predicting(count: int) -> pb.History:
+    return pb.History(session=b"first", epoch=EPOCH, token_ids=[1], prediction=[1] * count)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        predicting(MOST_PREDICTION_TOKENS + 1),
+        pb.History(session=b"first", epoch=EPOCH, token_ids=[1], prediction=[10**6]),
+        pb.History(session=b"first", epoch=EPOCH, token_ids=[1], guess_scope=bytes(17)),
+    ],
+    ids=["too long", "beyond the vocabulary", "scope"],
+)
+@asynchronous
+async def test_hints_that_cannot_be_are_refused_before_the_epoch_begins(wrong: pb.History) -> None:
+    tail = Tail()
+    await tail.prepare(b"first")
+    with pytest.raises(ProtocolError):
+        tail.epochs.on_history(tail.client, wrong)
+
+
+@asynchronous
+async def test_predictions_that_wait_for_an_epoch_are_no_more_than_one() -> None:
+    tail = Tail()
+    await tail.prepare(b"first")
+    tail.epochs.on_history(tail.client, predicting(MOST_PREDICTION_TOKENS))
+    with pytest.raises(ProtocolError):
+        tail.epochs.on_history(tail.client, predicting(MOST_PREDICTION_TOKENS))
+
+
+@asynchronous
+async def test_an_epoch_that_does_not_begin_in_time_is_forgotten_though_nobody_says_anything(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_epochs, "PREPARED_S", -1.0)
+    monkeypatch.setattr(admission, "EXPIRY_CHECK_S", 0.01)
+    async with served(model) as peer:
+        assert (await peer.reserve(peer.alone())).HasField("reserved")
+        assert (await peer.ready(peer.alone())).readiness.ready
+        upcoming = pb.Reserve(descriptor=peer.alone(epoch=EPOCH), hop=0, prepare=True)
+        response, _ = await peer.link.request(pb.Request(reserve=upcoming), DEADLINE_S)
+        assert response.readiness.ready, response
+        assert (await peer.ready(peer.alone(epoch=EPOCH))).HasField("readiness")
+        running = asyncio.create_task(peer.serving.run())
+        async with asyncio.timeout(DEADLINE_S):
+            while (answer := await peer.ready(peer.alone(epoch=EPOCH))).HasField("readiness"):
+                pass
+        assert answer.refusal.code == "epoch"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
