@@ -191,11 +191,16 @@ class SessionGuessing:
             raise ProtocolError("a sequence is told by the session's client, from its first token on")
         if max(tokens, default=0) >= plan.vocabulary:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {plan.vocabulary}")
-        hints = pb.Start(prediction=history.prediction, guess_scope=history.guess_scope)
-        check_hints(hints, self._spec)
+        hints = self.check_history(history)
         if len(tokens) > awaited.position:
             session.progress.guesser = None
             self._begin(session, hints, (*tokens[: awaited.position], *awaited.tokens))
+
+    def check_history(self, history: pb.History) -> pb.Start:
+        """What the client says with it of tokens to come. Raises ProtocolError as `check_hints`."""
+        hints = pb.Start(prediction=history.prediction, guess_scope=history.guess_scope)
+        check_hints(hints, self._spec)
+        return hints
 
     def _begin(self, session: ServedSession, hints: pb.Start, tokens: Sequence[int]) -> None:
         if why_no_guesses(session) is not None:

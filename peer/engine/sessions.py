@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Protocol
 
 from molink.dht.records.announcement import AnnouncementError, verify_facts
@@ -133,9 +134,10 @@ class ServedSession(HopSession):
         """Its `next_step` when the lease book was last told that it steps."""
 
     @property
-    def before(self) -> Circuit:
-        """The hops whose rows its cache is computed from."""
-        return self.plan.circuit[: self.place.hop]
+    def before(self) -> tuple[tuple[str, Span, str], ...]:
+        """The hops whose rows its cache is computed from, and in which encodings these travel."""
+        hops = zip(self.plan.circuit, self.plan.encodings, strict=True)
+        return tuple((*hop, encoding) for hop, encoding in islice(hops, self.place.hop))
 
     @property
     def receives_in(self) -> str:

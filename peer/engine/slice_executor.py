@@ -13,7 +13,15 @@ from torch import Tensor
 
 from molink.peer.compute.backend import SlicingEngine
 from molink.peer.engine.sessions import ServedSession
-from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, StepPayload, drawn, scores_of
+from molink.peer.engine.steps import (
+    StepFailure,
+    StepInput,
+    StepOutput,
+    StepPayload,
+    drawn,
+    scores_of,
+    settle_draws,
+)
 from molink.peer.hop.layered_prefill import PrefillSlice
 from molink.shards.batching import partial_step
 from molink.shards.batching.partial_step import PartialStep, Rows, join_slice_batches
@@ -111,6 +119,7 @@ class SliceExecutor:
         if payload.partial is None:
             if cache.length != part.position:
                 self._engine.begin_behind(cache, part.position)
+            settle_draws(part)
             rows = Rows(cache, part.tokens, payload.token_ids, part.draws, scores=scores_of(part))
             payload.partial = self._engine.begin_partial(part.span, rows, payload.inputs())
         return True

@@ -45,6 +45,8 @@ class StepPayload:
     """What earlier hops took, if the session is traced."""
     guesses: tuple[int, ...] = ()
     """At the tail: what it knows of the step's guesses, and of what depends on them. The engine's thread sets it."""
+    requests: tuple[SampleRequest, ...] = ()
+    """At the tail: how the step's tokens are drawn. The engine's thread sets it when the step begins."""
     expected: tuple[int, ...] = ()
     """At the head: what its tail says that probably comes behind."""
     prompt_logprobs: bytes = b""
@@ -140,8 +142,7 @@ def drawn(
         engine.to_host(())
     positions = [one.session.cache.length - one.guesses for one in asked if one.session.cache]
     if isinstance(result, torch.Tensor):
-        pairs = zip(asked, positions, strict=True)
-        requests = [request for one, at in pairs for request in _requests(one, at)]
+        requests = [request for one in asked for request in one.payload.requests]
         drawn_rows = iter(sample_each(result, requests, recorded=engine.recorded_drawing))
     else:
         drawn_rows = iter(result)
@@ -193,12 +194,7 @@ def _begun(
         try:
             if cache.length != one.position:
                 engine.begin_behind(cache, one.position)
-            if one.draws > 1 and one.session.is_tail:
-                one.payload.guesses = _known_guesses(one)
-            if one.draws and (drawing := one.session.drawing) is not None:
-                drawing.go_to(one.position + one.tokens - one.guesses)
-                if masks := drawing.masks_along(one.payload.guesses):
-                    one.payload.guesses = one.payload.guesses[: len(masks) - 1]
+            settle_draws(one)
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
@@ -222,14 +218,13 @@ def _step(
     All rows together if that can be, else one half after the other: the KV cache may have no room for all at once, and
     what is wrong with one session is found so. A step that fails leaves caches as they were, or they are cut back.
     """
-    ends = span.stop == engine.spec.layers
     rows = [
         Rows(
             cache,
             one.tokens,
             one.payload.token_ids,
             one.draws,
-            _requests(one, cache.length + one.tokens - one.guesses) if ends and one.draws else (),
+            one.payload.requests,
             scores_of(one) if one.prefill else None,
         )
         for one in inputs
@@ -264,17 +259,22 @@ def _step(
     return stepped + others, _joined(result, behind)
 
 
-def _requests(one: StepInput, position: int) -> tuple[SampleRequest, ...]:
-    """How the session's token at that position is chosen, and behind it one for each guess."""
-    drawing, guesses = one.session.drawing, one.payload.guesses
+def settle_draws(one: StepInput) -> None:
+    """A step begins: how its tokens are drawn, if it draws here, is settled now, since the client may say more of the
+    sequence while the step is computed. Raises ValueError where that is not known."""
+    if not one.draws or not one.session.is_tail:
+        return
+    payload, drawing, position = one.payload, one.session.drawing, one.position + one.tokens - one.guesses
+    if one.draws > 1:
+        payload.guesses = _known_guesses(one)
     if drawing is None:
-        return tuple([_request(one, position + place) for place in range(one.draws)])
-    seen, masks = drawing.seen_behind(guesses), drawing.masks_along(guesses) or (None,) * (len(guesses) + 1)
-    requests = [
-        _request(one, position + at, *there) for at, there in enumerate(zip(seen, masks, strict=True))
-    ]
+        payload.requests = tuple([_request(one, position + at) for at in range(one.draws)])
+        return
+    known = drawing.drawn_by(position, payload.guesses)
+    payload.guesses = payload.guesses[: len(known) - 1]
+    requests = [_request(one, position + at, *by) for at, by in enumerate(known)]
     # behind guesses that are not known nothing is accepted
-    return (*requests[: one.draws], *requests[-1:] * (one.draws - len(requests)))
+    payload.requests = (*requests[: one.draws], *requests[-1:] * (one.draws - len(requests)))
 
 
 def _request(

@@ -65,7 +65,7 @@ class TailDraws:
             stops = session.plan.params.stop_token_ids
             drawn = [token.token_id for token in tokens if token.token_id not in stops]
             if drawn:
-                self.learn(session, tokens[0].position, drawn)
+                self.learn(session, tokens[0].position, drawn, is_drawn=True)
 
     def hold(self, session: ServedSession, tokens: Sequence[pb.Token]) -> bool:
         """Whether these, which `drew` has heard of, wait here until it is known what may come behind them: what the
@@ -82,10 +82,12 @@ class TailDraws:
             return True
         return False
 
-    def learn(self, session: ServedSession, position: int, tokens: Sequence[int]) -> None:
-        """The sequence has these tokens from that position on."""
+    def learn(
+        self, session: ServedSession, position: int, tokens: Sequence[int], *, is_drawn: bool = False
+    ) -> None:
+        """The sequence has these tokens from that position on: they were drawn here, or the client says so."""
         drawing = session.drawing
-        if drawing is None or not drawing.learn(position, tokens):
+        if drawing is None or not drawing.learn(position, tokens, is_drawn=is_drawn):
             return
         if drawing.grammar is None:
             self._allow(session, drawing.known)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from molink.peer.engine.kept_copy import KeptCopy
@@ -204,8 +205,9 @@ class Admission:
         self._loader.forget_promises()
         self._on_change()
 
-    async def run(self) -> None:
-        """Lets leases expire that their clients have not renewed or do not use, until cancelled."""
+    async def run(self, each_round: Callable[[], None] | None = None) -> None:
+        """Lets leases expire that their clients have not renewed or do not use, until cancelled. `each_round` ends what
+        goes by times of its own."""
         while True:
             await asyncio.sleep(EXPIRY_CHECK_S)
             now = asyncio.get_running_loop().time()
@@ -224,6 +226,8 @@ class Admission:
                 self._let_go(key)
             if expired:
                 self._on_change()
+            if each_round is not None:
+                each_round()
 
     async def close(self) -> None:
         """Ends every lease in progress."""

@@ -279,8 +279,8 @@ class DataPlane:
         """Lets leases expire, and suggests where sessions should be, until cancelled. Steps are driven by what
         arrives."""
         if self.roles is None:
-            await self.admission.run()
+            await self.admission.run(self._prepared.forget_ended)
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.admission.run(), name="let leases expire")
+            tasks.create_task(self.admission.run(self._prepared.forget_ended), name="let leases expire")
             tasks.create_task(self.roles.run(), name="suggest moves")

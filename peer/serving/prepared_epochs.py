@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from molink.peer.engine.guessing import MOST_PREDICTION_TOKENS
 from molink.peer.engine.kept_copy import KeptCopy
 from molink.peer.engine.sessions import ServedSession, SessionPlan, SessionTable
 from molink.peer.engine.stepping import Stepper
@@ -52,6 +53,7 @@ class PreparedEpoch:
     histories: list[pb.History] = field(default_factory=list)
     """At the tail: what the client has told of the sequence."""
     history_tokens: int = 0
+    """Of these, with what they predict: nothing else bounds the memory that they take."""
 
     @property
     def key(self) -> LeaseKey:
@@ -162,8 +164,8 @@ class PreparedEpochs:
         return True
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
-        """Rows came. Those of an epoch that was prepared begin it, and are told to the stepper again when it has begun:
-        what else is in their frame is a repeat then, and has no effect."""
+        """Rows came. Those of an epoch that was prepared begin it, and are told to the stepper again when it has begun,
+        without what else is in their frame: that may be of another session whose epoch is not yet ready."""
         if not self._prepared:
             return
         for row in header.rows:
@@ -171,7 +173,8 @@ class PreparedEpochs:
             if known is None or known.key.epoch != row.epoch or known.previous_peer_id != link.peer_id:
                 continue
             if known.hop > 0 and len(known.waiting) < MOST_FRAMES:
-                known.waiting.append(lambda: self._stepper.on_activations(link, frame, header))
+                alone = _alone(header, known.key)
+                known.waiting.append(partial(self._stepper.on_activations, link, frame, alone))
                 self._begin(known, row.position)
 
     def on_guesses(self, link: Link, header: pb.Guesses) -> None:
@@ -196,9 +199,13 @@ class PreparedEpochs:
         if known is None or known.key.epoch != history.epoch or known.owner is not link:
             self._stepper.on_history(link, history)
             return
-        known.history_tokens += len(history.token_ids)
-        if not history.token_ids or known.history_tokens > 2 * known.plan.capacity_tokens:
-            raise ProtocolError("a history has the tokens of its session, each once")
+        self._stepper.guessing.check_history(history)
+        known.history_tokens += len(history.token_ids) + len(history.prediction)
+        if (
+            not history.token_ids
+            or known.history_tokens > 2 * known.plan.capacity_tokens + MOST_PREDICTION_TOKENS
+        ):
+            raise ProtocolError("a history has the tokens of its session, each once, and one prediction")
         known.histories.append(history)
 
     def on_move(self, link: Link, move: pb.Move) -> None:
@@ -225,7 +232,7 @@ class PreparedEpochs:
 
     def forget_ended(self) -> None:
         """Forgets epochs whose session or client is gone, and those that have not begun in time. A client that comes
-        back goes on in a later one."""
+        back goes on in a later one. To be called now and then, since nothing comes of a client that is silent."""
         now_s = asyncio.get_running_loop().time()
         for session, known in tuple(self._prepared.items()):
             is_gone = self._sessions.find(session) is None and self._copy(session) is None
@@ -355,6 +362,16 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
+
+
+def _alone(header: pb.Activations, key: LeaseKey) -> pb.Activations:
+    """The header of the same rows, of which those of that epoch alone are anybody's."""
+    alone = pb.Activations()
+    alone.CopyFrom(header)
+    for row in alone.rows:
+        if (row.session, row.epoch) != (key.session, key.epoch):
+            row.session = b""
+    return alone
 
 
 def _lacking_tokens(copy: KeptCopy | None) -> int:

@@ -10,12 +10,15 @@ MAX_PREFIX_BLOCKS = 1024
 """So many blocks of a session are named at most."""
 
 
-def names_at(names: Sequence[bytes], owner: str, before: Sequence[tuple[str, Span]]) -> tuple[bytes, ...]:
+def names_at(
+    names: Sequence[bytes], owner: str, before: Sequence[tuple[str, Span, str]]
+) -> tuple[bytes, ...]:
     """The same places, under names that nobody else has: sessions of different owners share nothing, so that nobody
-    learns from a hit what another has asked. Nor do sessions over different hops `before` this one (peer ids and
-    spans), whose rows the blocks are computed from: what a lying hop has sent is found by sessions over that hop alone.
+    learns from a hit what another has asked. Nor do sessions over different hops `before` this one (peer ids, spans,
+    and how their rows are encoded), whose rows the blocks are computed from: what a lying hop has sent is found by
+    sessions over that hop alone, and rows that lost something on their way by sessions that have agreed to that.
     """
-    places = "".join(f" {peer_id} {span.start} {span.stop}" for peer_id, span in before)
+    places = "".join(f" {peer_id} {span.start} {span.stop} {encoding}" for peer_id, span, encoding in before)
     key = blake2b(f"{owner}{places}".encode(), digest_size=32).digest()
     return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
 

@@ -10,6 +10,7 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, model, opened, served
 
 from molink.peer.models.model import LocalModel
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.kv.prefix import block_names, names_at
 from molink.shards.spec import Span
@@ -106,7 +107,7 @@ async def test_windows_share_over_several_hops(
         names = names_at(
             block_names(chat, KEY),
             circuit.peers[0].client.peer_id,
-            [(circuit.peers[0].identity.peer_id, circuit.spans[0])],
+            [(circuit.peers[0].identity.peer_id, circuit.spans[0], model.spec.dtype)],
         )
         longest = ready_tokens(middle, Span(2, 4), names)
         (expected,) = await circuit.generate([chat], 4)
@@ -164,6 +165,21 @@ async def test_what_was_computed_from_one_peer_s_rows_is_not_found_behind_anothe
             assert over_other.held[1] == [known, known]
         assert await circuit.generate([TEXT], 4, KEY) == [expected]
         assert circuit.held[1] == [64, 64]
+
+
+@asynchronous
+async def test_what_was_computed_from_rounded_rows_is_not_found_by_who_asks_for_exact_ones(
+    model: LocalModel,
+) -> None:
+    """A head has computed the same either way."""
+    settings = DataPlaneSettings(copies=True, activation_codecs=("int8",))
+    async with served_circuit(model, (3,), kv_tokens=400, settings=settings) as circuit:
+        (expected,) = await circuit.generate([TEXT], 4)
+        for codec, held in (("int8", [0, 0]), ("", [64, 0]), ("", [64, 64]), ("int8", [64, 64])):
+            circuit.codec = codec
+            (tokens,) = await circuit.generate([TEXT], 4, KEY)
+            assert circuit.held[1] == held
+            assert codec or tokens == expected
 
 
 @asynchronous

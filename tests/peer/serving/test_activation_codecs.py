@@ -96,6 +96,23 @@ def test_both_ends_of_a_link_read_the_same_encoding_from_a_descriptor() -> None:
     assert set(read_plan(asked, SPEC).encodings) == {"float32"}
 
 
+def test_a_later_epoch_in_another_encoding_does_not_share_what_an_earlier_one_computed() -> None:
+    identities, before = [Identity.generate() for _ in range(3)], []
+    spans = (Span(0, 2), Span(2, 5), Span(5, 6))
+    hops = [
+        hop_of(identity, span, replace(facts_of(identity), activation_codecs=INT8))
+        for identity, span in zip(identities, spans, strict=True)
+    ]
+    for codec in ("int8", ""):
+        asked = describe(hops)
+        asked.activation_codec = codec
+        plan = read_plan(asked, SPEC)
+        before.append([ServedSession(plan, at, owner=None).before for at in range(3)])  # type: ignore[arg-type]
+    coded, exact = before
+    assert coded[0] == exact[0] == (), "a head computes from the tokens"
+    assert all(one != other for one, other in zip(coded[1:], exact[1:], strict=True))
+
+
 @asynchronous
 async def test_a_head_sends_what_the_descriptor_agrees_on_and_sessions_do_not_mix(model: LocalModel) -> None:
     async with served(model, settings=DataPlaneSettings(activation_codecs=INT8)) as peer, End() as tail:
