@@ -50,6 +50,11 @@ class RunningCircuit:
     early: list[TokenArrival] = field(default_factory=list)
 
     @property
+    def circuits(self) -> tuple[ActiveCircuit, ...]:
+        """Those that the session depends on, in the order of their epochs."""
+        return (self.circuit,) if self.before is None else (self.before, self.circuit)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the last token of the generation has come, though it may wait to be taken."""
         return self.intake is not None and self.intake.ended
@@ -76,16 +81,15 @@ class RunningCircuit:
 
     def has(self, peer_id: str) -> bool:
         """Whether that peer is a hop that the session depends on."""
-        return self.circuit.has(peer_id) or (self.before is not None and self.before.has(peer_id))
+        return any(one.has(peer_id) for one in self.circuits)
 
     def is_at(self, epoch: int) -> bool:
         """Whether the session is in that epoch, or about to leave it."""
-        return any(one.descriptor.epoch == epoch for one in (self.circuit, self.before) if one is not None)
+        return any(one.descriptor.epoch == epoch for one in self.circuits)
 
     def sends(self, sender: str, epoch: int) -> bool:
         """Whether that peer is the head in that epoch."""
-        circuits = (one for one in (self.circuit, self.before) if one is not None)
-        return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in circuits)
+        return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in self.circuits)
 
     def refuses_grammar(self, loss: HopLost) -> bool:
         """Whether it is over because the tail cannot draw by the grammar that was asked for: nor could another."""
