@@ -159,10 +159,13 @@ class Standbys:
     def circuit_without(
         self, circuit: ActiveCircuit | PlannedRoute, peer_ids: Collection[str]
     ) -> PlannedRoute | None:
-        """That circuit with standbys in the places of those of these peers that have one; None: none has."""
+        """That circuit with standbys in the places of those of these peers that have one; None: none has. What is kept
+        of a hop is of no use on a circuit on which its peer is another hop."""
         hops, peers = list(circuit.route.hops), dict(circuit.peers)
-        for at, hop in enumerate(hops):
-            if hop.peer_id in peer_ids and self.substitute(hop.peer_id):
+        copied = () if self._circuit is None else self._circuit.route.hops
+        for at, (hop, one) in enumerate(zip(circuit.route.hops, copied, strict=False)):
+            is_copied = (hop.peer_id, hop.span) == (one.peer_id, one.span)
+            if is_copied and hop.peer_id in peer_ids and self.substitute(hop.peer_id):
                 view = self._standing[at].view
                 hops[at] = replace(hop, peer_id=view.peer_id, cold_spans=())
                 peers[view.peer_id] = view
