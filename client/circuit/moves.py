@@ -96,6 +96,11 @@ class RunningCircuit:
         asked, tail = self.circuit.descriptor.sampling.HasField("grammar"), self.circuit.links[-1]
         return asked and loss.code == "grammar" and (loss.peer_id, loss.accuser) == (tail.peer_id, "")
 
+    def cannot_go_over(self, loss: HopLost) -> bool:
+        """Whether it is over because the move that is under way cannot be made, which is nobody's fault. Without one
+        these are words like any other of a hop that fails."""
+        return self.before is not None and loss.code in ("move", "copy")
+
     def in_order(self, arrival: TokenArrival, intake: TokenStream) -> list[TokenArrival]:
         """The tokens that are next now that this one has come.
 
