@@ -293,15 +293,16 @@ class Standbys:
     async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView, form: CopyForm) -> bool:
         """The hop hears who its standby is, and then that one is asked for a copy. Returns whether the hop, whose fault
         that would not be the standby's, has answered."""
-        hop = self._descriptor.hops[at]
+        descriptor = self._descriptor
+        hop = descriptor.hops[at]
         hop.standby_facts, hop.standby_form = view.facts_record, pb.CopyForm.ValueType(form)
         try:
             link = await self._source.link_to(view)
-            told = pb.Reserve(descriptor=self._descriptor, hop=at)
+            told = pb.Reserve(descriptor=descriptor, hop=at)
             await _granted(circuit.links[at], pb.Request(reserve=told))
-            asked = pb.Reserve(descriptor=self._descriptor, hop=at, copy=True)
-            self.were_asked = True
-            await _granted(link, pb.Request(reserve=asked))
+            self.were_asked, kept = True, self._standing.get(at)
+            keeps = kept is not None and kept.view.peer_id == view.peer_id
+            await _granted_copy(link, descriptor, at, keeps=keeps)
         except LinkError as error:
             _log.debug("no copy on %s: %s", view.peer_id, error)
             hop.standby_facts = b""
@@ -327,6 +328,17 @@ class Standbys:
 def _is_behind(standby: Standby, without_time: Collection[str]) -> bool:
     """Whether that copy does not catch up, and could if it came otherwise, or elsewhere."""
     return standby.form is not CopyForm.KEYS_AND_VALUES and standby.view.peer_id in without_time
+
+
+async def _granted_copy(link: Link, descriptor: pb.SessionDescriptor, hop: int, *, keeps: bool) -> None:
+    """Raises LinkError unless that peer keeps a copy of the hop now. Whoever is cancelled meanwhile does not know: what
+    it may grant is given back, unless it `keeps` an earlier copy of the hop, which has an owner already."""
+    try:
+        await _granted(link, pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop, copy=True)))
+    except asyncio.CancelledError:
+        if not keeps:
+            release(link, descriptor)
+        raise
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

@@ -87,6 +87,38 @@ async def test_who_kept_a_copy_of_one_hop_and_then_keeps_that_of_another_is_name
     await soon(got)
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["a new copy", "one that is there"])
+@asynchronous
+async def test_a_copy_that_is_asked_for_when_its_circuit_is_over_is_given_back_unless_it_was_there(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Who has a copy already is asked for it again on the next circuit, and stands by as long as the session lasts."""
+
+    async def partners(*asked: object) -> Mapping[int, tuple[PeerView, CopyForm]]:
+        return {1: (run.spare.view, CopyForm.INPUTS)} if 1 in asked[3] else {}  # type: ignore[operator]
+
+    monkeypatch.setattr(standbys_module, "SEEK_AFTER_S", 0.0)
+    monkeypatch.setattr(StandbyChoice, "partners", partners)
+    run = Generating(spare=True)
+    standbys = run.session.standbys
+    if not keeps:
+        run.spare.silent, run.spare.hang = {"reserve"}, asyncio.Event()
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    if keeps:
+        await until(lambda: bool(standbys.by_hop()))
+        run.spare.silent, run.spare.hang = {"reserve"}, asyncio.Event()
+        standbys.begin(run.session._run.circuit)  # type: ignore[union-attr]  # noqa: SLF001 - as after a failover
+    assert run.spare.hang is not None
+    await soon(asyncio.ensure_future(run.spare.hang.wait()))
+    standbys.pause()
+    await until(lambda: all(task.get_name() != "seek standbys" for task in asyncio.all_tasks()))
+    assert [epoch for _, epoch in run.spare.released] == ([] if keeps else [1])
+    run.token(3, 1, finish=pb.STOP)
+    await soon(got)
+    assert [epoch for _, epoch in run.spare.released] == [1]
+
+
 @asynchronous
 async def test_a_circuit_that_is_planned_since_a_standby_had_no_room_is_not_mended_with_other_standbys(
     monkeypatch: pytest.MonkeyPatch,
