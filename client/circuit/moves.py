@@ -6,6 +6,7 @@ until its hop is gone, which then costs what a loss costs.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
@@ -28,6 +29,7 @@ from molink.shards.spec import MOST_GUESSED_TOKENS
 MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 """Tokens of an epoch, of eight steps at most, that wait for the last one of the epoch before, which comes over another
 link."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,17 @@ class SessionMoves:
 
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which
-        other circuit is to be gone over to, if the tokens that are still to come are worth it."""
+        other circuit is to be gone over to, if the tokens that are still to come are worth it.
+
+        What strangers announce is planned with. Whoever renews leases awaits this: no error of it may end that, for
+        then every hop would seem to fail as soon as its lease is over.
+        """
+        try:
+            await self._look_for_better(circuit)
+        except Exception:  # noqa: BLE001 - the boundary of a stream: it goes on as it is
+            _log.exception("no better circuit could be looked for")
+
+    async def _look_for_better(self, circuit: ActiveCircuit) -> None:
         template, lengths = self._session.template, self._session.lengths
         if not lengths.is_worth_moving or not self._core.is_idle:
             return

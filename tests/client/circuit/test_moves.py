@@ -386,6 +386,26 @@ async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_fo
 
 
 @asynchronous
+async def test_leases_are_renewed_whatever_becomes_of_looking_for_a_better_circuit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("an announcement that nobody had thought of")
+
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.02)
+    monkeypatch.setattr(StandbyChoice, "better", fail)
+    run = Generating(max_new_tokens=200)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.low.renewed > 2 and run.high.renewed > 2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert "an announcement that nobody had thought of" in caplog.text
+    assert run.session.log.losses == []
+
+
+@asynchronous
 async def test_between_two_holders_that_share_work_a_client_does_not_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
