@@ -6,6 +6,7 @@ until its hop is gone, which then costs what a loss costs.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
@@ -28,6 +29,7 @@ from molink.shards.spec import MOST_GUESSED_TOKENS
 MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 """Tokens of an epoch, of eight steps at most, that wait for the last one of the epoch before, which comes over another
 link."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class RunningCircuit:
     before: ActiveCircuit | None = None
     """The circuit that it goes over from, until the first token has come over this one."""
     early: list[TokenArrival] = field(default_factory=list)
+
+    @property
+    def circuits(self) -> tuple[ActiveCircuit, ...]:
+        """Those that the session depends on, in the order of their epochs."""
+        return (self.circuit,) if self.before is None else (self.before, self.circuit)
 
     @property
     def has_ended(self) -> bool:
@@ -76,21 +83,25 @@ class RunningCircuit:
 
     def has(self, peer_id: str) -> bool:
         """Whether that peer is a hop that the session depends on."""
-        return self.circuit.has(peer_id) or (self.before is not None and self.before.has(peer_id))
+        return any(one.has(peer_id) for one in self.circuits)
 
     def is_at(self, epoch: int) -> bool:
         """Whether the session is in that epoch, or about to leave it."""
-        return any(one.descriptor.epoch == epoch for one in (self.circuit, self.before) if one is not None)
+        return any(one.descriptor.epoch == epoch for one in self.circuits)
 
     def sends(self, sender: str, epoch: int) -> bool:
         """Whether that peer is the head in that epoch."""
-        circuits = (one for one in (self.circuit, self.before) if one is not None)
-        return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in circuits)
+        return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in self.circuits)
 
     def refuses_grammar(self, loss: HopLost) -> bool:
         """Whether it is over because the tail cannot draw by the grammar that was asked for: nor could another."""
         asked, tail = self.circuit.descriptor.sampling.HasField("grammar"), self.circuit.links[-1]
         return asked and loss.code == "grammar" and (loss.peer_id, loss.accuser) == (tail.peer_id, "")
+
+    def cannot_go_over(self, loss: HopLost) -> bool:
+        """Whether it is over because the move that is under way cannot be made, which is nobody's fault. Without one
+        these are words like any other of a hop that fails."""
+        return self.before is not None and loss.code in ("move", "copy")
 
     def in_order(self, arrival: TokenArrival, intake: TokenStream) -> list[TokenArrival]:
         """The tokens that are next now that this one has come.
@@ -166,7 +177,17 @@ class SessionMoves:
 
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which
-        other circuit is to be gone over to, if the tokens that are still to come are worth it."""
+        other circuit is to be gone over to, if the tokens that are still to come are worth it.
+
+        What strangers announce is planned with. Whoever renews leases awaits this: no error of it may end that, for
+        then every hop would seem to fail as soon as its lease is over.
+        """
+        try:
+            await self._look_for_better(circuit)
+        except Exception:  # noqa: BLE001 - the boundary of a stream: it goes on as it is
+            _log.exception("no better circuit could be looked for")
+
+    async def _look_for_better(self, circuit: ActiveCircuit) -> None:
         template, lengths = self._session.template, self._session.lengths
         if not lengths.is_worth_moving or not self._core.is_idle:
             return

@@ -176,6 +176,7 @@ class ClientSession:
         circuit = await self._circuit_builder.build(
             self._circuits, asked, self._template, len(self._tokens.history), self._kept, self._report
         )
+        self._kept.keep(circuit.descriptor)  # who is cancelled while others are waited for gives it back
         await self._stands(PlannedRoute(circuit.route, circuit.peers))
         self.log.record_recovery(len(self._tokens.history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
@@ -259,7 +260,7 @@ class ClientSession:
             return
         self._moves.stop()
         circuit = run.circuit
-        is_planned = loss.code in ("move", "copy") or self._moves.is_leaving(loss.peer_id)
+        is_planned = run.cannot_go_over(loss) or self._moves.is_leaving(loss.peer_id)
         left = loss.peer_id
         if not is_planned:
             left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)
@@ -282,10 +283,9 @@ class ClientSession:
         *_, asked = self._circuits.handle(lost, clock())
         self.log.recovering = HopRecovery(left, span, lost_s := clock())
         self._run = None
-        for one in (run.before, circuit):
-            if one is not None:
-                self._kept.keep(one.descriptor)
-                self._circuit_builder.end_session(one.descriptor)
+        for one in run.circuits:
+            self._kept.keep(one.descriptor)
+            self._circuit_builder.end_session(one.descriptor)
         seized = self._seize(asked, run) if isinstance(asked, core.Seize) else None
         if seized or self.standbys.were_asked:
             # hops may compute upon a copy from here on, which another peer has sent: later prompts find none of it
@@ -381,10 +381,8 @@ class ClientSession:
     def _release(self) -> None:
         """Gives all leases back."""
         run, self._run = self._run, None
-        for circuit in () if run is None else (run.before, run.circuit):
-            if circuit is not None:
-                self._kept.keep(circuit.descriptor)
-                self._circuit_builder.end_session(circuit.descriptor)
+        for circuit in () if run is None else run.circuits:
+            self._kept.keep(circuit.descriptor)
         self._release_kept(())
 
     def _release_kept(self, peer_ids: Collection[str]) -> None:
@@ -395,6 +393,7 @@ class ClientSession:
         # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
         valid_tokens = len(self._tokens.history) - 1
         for peer_id, descriptor in self._kept.take_all_but(peer_ids):
+            self._circuit_builder.end_session(descriptor)
             link = self._circuit_builder.connection.links.find(peer_id)
             if link is not None:
                 release(link, descriptor, further, valid_tokens)

@@ -159,10 +159,13 @@ class Standbys:
     def circuit_without(
         self, circuit: ActiveCircuit | PlannedRoute, peer_ids: Collection[str]
     ) -> PlannedRoute | None:
-        """That circuit with standbys in the places of those of these peers that have one; None: none has."""
+        """That circuit with standbys in the places of those of these peers that have one; None: none has. What is kept
+        of a hop is of no use on a circuit on which its peer is another hop."""
         hops, peers = list(circuit.route.hops), dict(circuit.peers)
-        for at, hop in enumerate(hops):
-            if hop.peer_id in peer_ids and self.substitute(hop.peer_id):
+        copied = () if self._circuit is None else self._circuit.route.hops
+        for at, (hop, one) in enumerate(zip(circuit.route.hops, copied, strict=False)):
+            is_copied = (hop.peer_id, hop.span) == (one.peer_id, one.span)
+            if is_copied and hop.peer_id in peer_ids and self.substitute(hop.peer_id):
                 view = self._standing[at].view
                 hops[at] = replace(hop, peer_id=view.peer_id, cold_spans=())
                 peers[view.peer_id] = view
@@ -290,15 +293,16 @@ class Standbys:
     async def _ask(self, circuit: ActiveCircuit, at: int, view: PeerView, form: CopyForm) -> bool:
         """The hop hears who its standby is, and then that one is asked for a copy. Returns whether the hop, whose fault
         that would not be the standby's, has answered."""
-        hop = self._descriptor.hops[at]
+        descriptor = self._descriptor
+        hop = descriptor.hops[at]
         hop.standby_facts, hop.standby_form = view.facts_record, pb.CopyForm.ValueType(form)
         try:
             link = await self._source.link_to(view)
-            told = pb.Reserve(descriptor=self._descriptor, hop=at)
+            told = pb.Reserve(descriptor=descriptor, hop=at)
             await _granted(circuit.links[at], pb.Request(reserve=told))
-            asked = pb.Reserve(descriptor=self._descriptor, hop=at, copy=True)
-            self.were_asked = True
-            await _granted(link, pb.Request(reserve=asked))
+            self.were_asked, kept = True, self._standing.get(at)
+            keeps = kept is not None and kept.view.peer_id == view.peer_id
+            await _granted_copy(link, descriptor, at, keeps=keeps)
         except LinkError as error:
             _log.debug("no copy on %s: %s", view.peer_id, error)
             hop.standby_facts = b""
@@ -324,6 +328,17 @@ class Standbys:
 def _is_behind(standby: Standby, without_time: Collection[str]) -> bool:
     """Whether that copy does not catch up, and could if it came otherwise, or elsewhere."""
     return standby.form is not CopyForm.KEYS_AND_VALUES and standby.view.peer_id in without_time
+
+
+async def _granted_copy(link: Link, descriptor: pb.SessionDescriptor, hop: int, *, keeps: bool) -> None:
+    """Raises LinkError unless that peer keeps a copy of the hop now. Whoever is cancelled meanwhile does not know: what
+    it may grant is given back, unless it `keeps` an earlier copy of the hop, which has an owner already."""
+    try:
+        await _granted(link, pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop, copy=True)))
+    except asyncio.CancelledError:
+        if not keeps:
+            release(link, descriptor)
+        raise
 
 
 async def _granted(link: Link, request: pb.Request) -> None:

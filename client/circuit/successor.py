@@ -64,8 +64,8 @@ class Successor:
         self._builder = builder
         self._session = session
         self._planned = planned
-        self._descriptor = pb.SessionDescriptor()
-        """Of the latest start."""
+        self._asked: list[pb.SessionDescriptor] = []
+        """Epochs of which hops may have a lease, the latest start's last."""
         self._circuit: ActiveCircuit | None = None
         self._core = SuccessorCore()
         self._next: SuccessorEffect | None = None
@@ -131,14 +131,17 @@ class Successor:
         self._circuit = None
         route, peers, builder = self._planned.route, self._planned.peers, self._builder
         now_s, circuits = asyncio.get_running_loop().time(), self._session.circuits
-        builder.end_session(self._descriptor)
+        for earlier in self._asked:
+            builder.end_session(earlier)
         if circuits.is_preparing:
             circuits.handle(core.NotPrepared(), now_s)
         circuits.handle(core.MoveWanted(route.peer_ids), now_s)
         sequence = tuple(self._session.tokens.arrived)
-        self._descriptor = describe(self._template, route, peers, builder.spec, circuits.last_epoch)
-        asked = ReservationRequest(self._descriptor, route, peers, len(sequence))
+        descriptor = describe(self._template, route, peers, builder.spec, circuits.last_epoch)
+        self._asked.append(descriptor)
+        asked = ReservationRequest(descriptor, route, peers, len(sequence))
         circuit = await builder.settle(asked, self._core.deadline_s, _tell_nobody)
+        self._asked = [descriptor]
         start = start_of(self._template, self._session.speculation, sequence, circuit.position)
         if not circuit.head.post(start):
             raise HopRefused(circuit.head.peer_id, "lost", "the head takes no more")
@@ -166,12 +169,13 @@ class Successor:
                 await self._news.wait()
 
     def _leave(self) -> None:
-        """Gives back whatever hops may have granted."""
-        self._builder.end_session(self._descriptor)
-        for hop in self._descriptor.hops:
-            link = self._builder.connection.links.find(hop.peer_id)
-            if link is not None:
-                release(link, self._descriptor)
+        """Gives back whatever hops may have granted: one that has refused a later start has the lease of an earlier."""
+        for descriptor in self._asked:
+            self._builder.end_session(descriptor)
+            for hop in descriptor.hops:
+                link = self._builder.connection.links.find(hop.peer_id)
+                if link is not None:
+                    release(link, descriptor)
 
 
 def _tell_nobody(_: str) -> None:

@@ -110,6 +110,8 @@ class KeptLeases(Generic[Leased]):
         return self._again is not None
 
     def take_again(self) -> PlannedRoute | None:
-        """The circuit to try before another is planned, once."""
+        """Another circuit is planned, for which no standbys were chosen: nothing is seized from now on. Returns the one
+        to try before that, once."""
         again, self._again = self._again, None
+        self._seized = self._without = None
         return again

@@ -272,6 +272,28 @@ async def test_a_session_goes_back_to_the_hop_that_it_was_leaving_for_a_standby_
     assert [loss.peer_id for loss in run.session.log.losses] == ([] if is_alive else [run.spare.peer_id])
 
 
+@pytest.mark.parametrize("code", ["move", "copy"])
+@asynchronous
+async def test_a_hop_that_fails_and_speaks_of_a_move_while_there_is_none_is_left_out_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    async def nobody(*_: object) -> Mapping[int, tuple[PeerView, CopyForm]]:
+        return {}
+
+    monkeypatch.setattr(StandbyChoice, "partners", nobody)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    run.lose(run.high, code=code, sender=run.high)
+    await run.started(2)
+    assert [hop.peer_id for hop in run.low.reserved[-1].hops] == [run.low.peer_id, run.spare.peer_id]
+    assert len(run.high.reserved) == 1
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, code)]
+
+
 @asynchronous
 async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost_fails_nothing(
     monkeypatch: pytest.MonkeyPatch,
@@ -361,6 +383,26 @@ async def test_a_session_goes_over_to_a_circuit_that_is_really_better_and_not_fo
     assert run.session.log.moves == 1
     assert run.session.log.route is not None
     assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+@asynchronous
+async def test_leases_are_renewed_whatever_becomes_of_looking_for_a_better_circuit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("an announcement that nobody had thought of")
+
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.02)
+    monkeypatch.setattr(StandbyChoice, "better", fail)
+    run = Generating(max_new_tokens=200)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: run.low.renewed > 2 and run.high.renewed > 2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert "an announcement that nobody had thought of" in caplog.text
+    assert run.session.log.losses == []
 
 
 @asynchronous

@@ -11,8 +11,10 @@ from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core
 from molink.client.circuit import session as session_module
+from molink.client.circuit.route_selector import RouteSelector
 from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.epochs import kept_leases, patience
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import encode
@@ -308,6 +310,32 @@ async def test_a_caller_that_leaves_early_leaves_nothing_behind() -> None:
         run.token(3, 30)
         assert (await soon(first)).token_id == 30
     assert len(run.low.released) == len(run.high.released) == 1
+    assert run.connection.sinks == {}
+
+
+@asynchronous
+async def test_who_goes_while_the_others_of_its_prompt_are_waited_for_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[tuple[str, int]] = []
+    for name in ("begin_session", "end_session"):
+        monkeypatch.setattr(
+            RouteSelector, name, lambda _, descriptor, name=name: counted.append((name, descriptor.epoch))
+        )
+    stood = asyncio.Event()
+
+    async def wait_for_others(_: PlannedRoute) -> None:
+        stood.set()
+        await asyncio.Event().wait()
+
+    run = Generating(stands=wait_for_others)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await soon(asyncio.ensure_future(stood.wait()))
+    got.cancel()
+    await asyncio.wait({got})
+    assert [epoch for _, epoch in run.low.released] == [epoch for _, epoch in run.high.released] == [1]
+    assert counted[0] == ("begin_session", 1)
+    assert ("end_session", 1) in counted, "its hops seem busier by one for as long as the client is there"
     assert run.connection.sinks == {}
 
 

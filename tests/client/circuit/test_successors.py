@@ -105,6 +105,25 @@ async def test_a_successor_that_draws_another_token_is_given_up_and_its_leases_a
     assert (run.session.log.moves, run.session.log.losses) == (0, [])
 
 
+@asynchronous
+async def test_a_successor_that_is_refused_its_second_start_gives_back_the_lease_of_its_first() -> None:
+    async with computing() as (run, got):
+        begun = run.whole.starts[0]
+        run.token(5, 50)
+        run.token(6, 60)
+        run.whole.refuse["reserve"] = pb.Refusal(code="memory", detail="full")
+        run.succeeding_token(5, 50)
+        await until(lambda: begun.session not in run.connection.sinks)
+        second = next(one.epoch for one in reversed(run.whole.reserved) if one.session == begun.session)
+        assert second > begun.epoch
+        given_back = [epoch for session, epoch in run.whole.released if session == begun.session]
+        assert given_back == [begun.epoch, second]
+        run.connection.peers.remove(run.whole)
+        run.token(7, 1, finish=pb.STOP)
+        assert await soon(got) == [30, 40, 50, 60, 1]
+    assert (run.session.log.moves, run.session.log.losses) == (0, [])
+
+
 @pytest.mark.parametrize("way", ["closed", "failed", "leaving"])
 @asynchronous
 async def test_a_hop_of_the_successor_that_is_lost_costs_the_session_nothing(way: str) -> None:

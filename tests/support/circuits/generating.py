@@ -1,6 +1,6 @@
 """A generation over peers that are scripted, driven token by token."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import cast
 
 from support.links.data_plane import SPEC, until
@@ -9,7 +9,8 @@ from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
-from molink.client.circuit.session_request import SessionRequest
+from molink.client.circuit.session_request import SessionRequest, begin_at_once
+from molink.client.epochs.kept_leases import PlannedRoute
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import SamplingParams, Span
 
@@ -20,14 +21,21 @@ LOW, HIGH = Span(0, 3), Span(3, 6)
 class Generating:
     """A session over fakes: `low` and `high` are its first circuit, `spare` could replace one of them."""
 
-    def __init__(self, *, spare: bool | Span = False, **params: object) -> None:
-        """`spare`: of which span; True: that of `high`."""
+    def __init__(
+        self,
+        *,
+        spare: bool | Span = False,
+        stands: Callable[[PlannedRoute], Awaitable[None]] = begin_at_once,
+        **params: object,
+    ) -> None:
+        """`spare`: of which span; True: that of `high`. `stands`: what the session waits for before it begins."""
         self.report: Callable[[str], None] = lambda _: None
         self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
         self.spare = FakePeer(spare if isinstance(spare, Span) else HIGH, layer_ms=5.0)
         self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
         connection = cast("SwarmConnection", self.connection)
-        asked = SessionRequest(PROMPT, SamplingParams(**{"max_new_tokens": 8, **params}))  # type: ignore[arg-type]
+        sampling = SamplingParams(**{"max_new_tokens": 8, **params})  # type: ignore[arg-type]
+        asked = SessionRequest(PROMPT, sampling, stands=stands)
         self.session = ClientSession(CircuitBuilder(connection, SPEC), asked, self._told)
 
     def _told(self, line: str) -> None:
