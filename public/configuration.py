@@ -24,6 +24,8 @@ from molink.tracing import check_endpoint
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+COMMAND_LINE = "the command line"
+"""As a source of options; they are named there as they are typed."""
 EXAMPLE_ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _PROXY = re.compile(r"http://(?:[^\s/@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):(?P<port>[0-9]{1,5})/?")
 _ADDRESS = re.compile(
@@ -110,7 +112,8 @@ def check_given(content: Mapping[str, object], source: str) -> dict[str, Any]:
         checked = _validator().model_validate(content)
     except ValidationError as error:
         problems = dict.fromkeys(
-            _problem(tuple(found["loc"]), found["type"], found["msg"]) for found in error.errors()
+            _problem(tuple(found["loc"]), found["type"], found["msg"], typed=source == COMMAND_LINE)
+            for found in error.errors()
         )
         raise SettingsError(f"{source}: {'; '.join(problems)}") from error
     return {name: getattr(checked, name) for name in checked.model_fields_set}
@@ -134,10 +137,11 @@ def _split(value: object) -> object:
     return split_addresses(value) if isinstance(value, str) else value
 
 
-def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
+def _problem(location: tuple[int | str, ...], kind: str, message: str, *, typed: bool) -> str:
     key = str(location[0]) if location else "?"
     if kind != "extra_forbidden":
-        return f"`{key}`: {message[:1].lower()}{message[1:]}"
+        shown = f"--{key.replace('_', '-')}" if typed else f"`{key}`"
+        return f"{shown}: {message[:1].lower()}{message[1:]}"
     close = difflib.get_close_matches(key, declared_options(), n=1)
     hint = f"did you mean `{close[0]}`?" if close else f"known keys are {', '.join(declared_options())}"
     return f"`{key}` is not a known key ({hint})"
@@ -212,7 +216,7 @@ def configured(name: str, given: object = None) -> Any:  # noqa: ANN401 - of the
         SettingsError: it is none that the option takes, or the file cannot be used.
     """
     if given is not None:
-        return check_given({name: given}, "the command line")[name]
+        return check_given({name: given}, COMMAND_LINE)[name]
     found = read_environment().get(name)
     return getattr(read_configuration(), name) if found is None else found
 

@@ -33,7 +33,7 @@ def named_option(name: str) -> str:
     """
     known = name.removeprefix("--").replace("-", "_")
     if known not in declared_options():
-        check_given({known: ""}, "the command line")
+        check_given({known: ""}, "the configuration file")
     return known
 
 
@@ -44,7 +44,7 @@ def write_option(name: str, words: Sequence[str]) -> object:
         SettingsError: it is none that the option takes, or the file cannot be used.
     """
     declared = declared_options()[name]
-    value = check_given({name: _said(declared, words)}, "the command line")[name]
+    value = check_given({name: _said(declared, words)}, "the value given")[name]
     _check_further(name, value)
     document = _document()
     document[name] = _toml(value)

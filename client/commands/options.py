@@ -8,7 +8,9 @@ import typer
 Model = Annotated[
     str | None,
     typer.Option(
-        metavar="ID_OR_PATH", help="Model to ask: without it, that of the named peers, or of most networks."
+        metavar="ID_OR_PATH",
+        help="Model to ask. Without it, one that is served whole: by a peer that --initial-peers names, else by peers "
+        "in the most networks.",
     ),
 ]
 KeyFile = Annotated[

@@ -50,7 +50,13 @@ def serve(
         int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
     ] = 8000,
     initial_peers: commands.InitialPeers = None,
-    model: options.Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID_OR_PATH",
+            help="The one model to serve; without it, each that peers of the swarm serve.",
+        ),
+    ] = None,
     swarm_key: options.KeyFile = None,
     max_requests: Annotated[
         int,

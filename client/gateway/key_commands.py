@@ -295,12 +295,14 @@ def _time(at_s: float | None) -> str | None:
     return None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def duration_s(text: str, option: str) -> float:
-    """The seconds that an option's text says, such as 30m or 24h. Raises `CommandFailed` if it says none."""
+def duration_s(text: str, option: str, or_else: str = "") -> float:
+    """The seconds that an option's text says, such as 30m or 24h. Raises `CommandFailed` if it says none, with what the
+    option takes besides (`or_else`)."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
     if found is None:
         raise CommandFailed(
-            f"{option} takes a number and a unit, such as 30m, 24h or 90d, not {plain(text)!r}", EXIT_USAGE
+            f"{option} takes a number and a unit, such as 30m, 24h or 90d{or_else}, not {plain(text)!r}",
+            EXIT_USAGE,
         )
     return float(int(found[1]) * _UNITS_S[found[2]])
 
@@ -310,7 +312,7 @@ def _end_of(text: str) -> float:
     try:
         at_s = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp() + _UNITS_S["d"]
     except ValueError:
-        at_s = time.time() + duration_s(text, "--expires")
+        at_s = time.time() + duration_s(text, "--expires", ", or a date such as 2027-01-31")
     if at_s <= time.time():
         raise CommandFailed(f"--expires {plain(text)} has passed: name a later time", EXIT_USAGE)
     return at_s

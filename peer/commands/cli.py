@@ -78,9 +78,9 @@ def profile(
 
     Memory, time per layer by batch size, disk and network, with the weights of a model.
     """
-    from molink.configuration import check_given
+    from molink.configuration import COMMAND_LINE, check_given
 
-    check_given({"dtype": dtype, "threads": threads}, "the command line")
+    check_given({"dtype": dtype, "threads": threads}, COMMAND_LINE)
     from molink.peer.commands.overview import print_machine
     from molink.peer.commands.surveys import measure_machine
 

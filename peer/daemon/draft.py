@@ -173,8 +173,8 @@ def _folder_of(identifier: str, served: str, files: Mapping[str, str]) -> Path:
     """Where the draft model is, whose tokenizer is that of the model that is served. Raises DraftUnusable."""
     if is_from_hub(identifier):
         raise DraftUnusable(
-            f"--draft {identifier} is neither bundled nor a directory. Fetch it first (`hf download {identifier}`) and "
-            "name its directory"
+            f"--draft {identifier} is neither bundled nor a directory. Fetch it first (`hf download {identifier} "
+            "--local-dir DIR`) and name that directory"
         )
     try:
         folder = resolve(identifier)

@@ -13,6 +13,7 @@ from typing import Any
 from platformdirs import user_state_dir
 
 from molink.configuration import (
+    COMMAND_LINE,
     SettingsError,
     check_address,
     check_given,
@@ -113,7 +114,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
         SettingsError: one sentence about the first thing that is wrong.
     """
     environment = os.environ if environment is None else environment
-    command_line = check_given(given, "the command line")
+    command_line = check_given(given, COMMAND_LINE)
     file, named = read_file(environment), read_environment(environment)
     merged = Configuration(**(file | named | command_line))
     initial_peers, new_swarm = _decide_swarm(
@@ -187,7 +188,7 @@ def _decide_swarm(
     command_line: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any], *, founds: bool
 ) -> tuple[tuple[str, ...], bool]:
     sources = (
-        ("the command line", command_line.get("initial_peers", ()), command_line.get("new_swarm", False)),
+        (COMMAND_LINE, command_line.get("initial_peers", ()), command_line.get("new_swarm", False)),
         ("the environment", environment_initial_peers(environment), founds),
         (
             f"the configuration file {configuration_path(environment)}",
@@ -365,7 +366,7 @@ def _check_announce(host: str | None) -> str | None:
     try:
         return None if host is None else require_host(host)
     except ValueError as error:
-        raise SettingsError(f"--announce: {error}") from error
+        raise SettingsError(f"--announce: {error}, with mapped ports HOST:CONTROL:DATA") from error
 
 
 def _default_listen(initial_peers: tuple[str, ...]) -> str:

@@ -107,6 +107,7 @@ class CircuitProblem:
         machines = _length("free_bytes", self.free_bytes)
         if layers < 1:
             raise ValueError("layer_bytes must name at least one layer")
+        self._require_free_bytes_of_all(machines)
         each, table = (machines,), (machines, layers)
         layer_ms = float_array("layer_ms", self.layer_ms, each, table)
         if layer_ms.ndim == 1:
@@ -142,6 +143,17 @@ class CircuitProblem:
             values["load_ms"] = float_array("load_ms", self.load_ms, each, table)
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _require_free_bytes_of_all(self, machines: int) -> None:
+        """All else is held against its length, so it is what is off where two others agree on another number."""
+        latency_ms = self.latency_ms if self.coordinates is None else self.coordinates.heights_ms
+        others = {_rows(self.layer_ms), _rows(latency_ms)} - {None}
+        if len(others) == 1 and machines not in others and _rows(latency_ms) is not None:
+            (rows,) = others
+            links = "latency_ms" if self.coordinates is None else "heights_ms"
+            raise ValueError(
+                f"free_bytes must have the shape {(rows,)}, as layer_ms and {links} have it, got {(machines,)}"
+            )
 
     def _checked_latency_ms(self, machines: int) -> FloatArray | None:
         if self.coordinates is None:
@@ -291,6 +303,15 @@ def _part_of_both(shared_bytes: object, embed_bytes: int, head_bytes: int) -> in
             "shared_bytes must be a part of embed_bytes and of head_bytes, and is more than one of them"
         )
     return shared
+
+
+def _rows(values: object) -> int | None:
+    """How many there are along the first axis; None of what is no array, of which its own check says more."""
+    try:
+        shape = np.asarray(values).shape
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return int(shape[0]) if shape else None
 
 
 def _length(name: str, values: object) -> int:

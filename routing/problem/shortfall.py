@@ -41,7 +41,9 @@ def _why_missing(problem: CircuitProblem, layers: IntArray) -> str:
     if problem.machines == 0:
         return "there are no machines"
     if problem.allowed is not None and not problem.allowed[:, layers].any():
-        return f"none of the {problem.machines} machines is willing to serve them"
+        if problem.machines == 1:
+            return "the one machine does not take them: it is held to others, as a peer is by --layers"
+        return f"none of the {problem.machines} machines takes them: each is held to others, as a peer is by --layers"
     if not (problem.cold_bytes()[:, layers] <= problem.free_bytes[:, None]).any():
         most = format_bytes(int(problem.free_bytes.max()))
         return (

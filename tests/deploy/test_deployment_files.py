@@ -53,7 +53,7 @@ def in_image() -> Iterator[list[str]]:
 def in_compose() -> Iterator[list[str]]:
     for service in compose()["services"].values():
         command = service.get("command", [])
-        yield shlex.split(command) if isinstance(command, str) else command
+        yield shlex.split(substituted(command)) if isinstance(command, str) else command
         kind, *probe = service.get("healthcheck", {}).get("test", ["NONE"])
         yield from commands_in(probe[0]) if kind == "CMD-SHELL" else [probe]
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from molink.commands import spread_initial_peers
 from molink.configuration import (
+    COMMAND_LINE,
     SettingsError,
     check_address,
+    check_given,
     configuration_path,
     configured_initial_peers,
     is_loopback,
@@ -142,6 +144,23 @@ def test_a_wrong_file_is_refused_by_its_name_and_the_key_or_line(
         read_configuration()
     assert str(file) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("quantization", "int4", "the command line: --quantization: input should be 'none', 'int8' or 'nf4'"),
+        ("activation_codec", "zip", "the command line: --activation-codec: input should be "),
+        ("grpc_port", 70000, "the command line: --grpc-port: input should be less than or equal to 65535"),
+    ],
+)
+def test_an_option_on_the_command_line_is_named_as_it_is_typed(
+    name: str, value: object, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        check_given({name: value}, COMMAND_LINE)
+    with pytest.raises(SettingsError, match=f"^a file: `{name}`: "):
+        check_given({name: value}, "a file")
 
 
 def test_a_file_that_is_not_text_is_refused(file: Path) -> None:

@@ -14,6 +14,8 @@ ANSWERS_WITHIN_S: Final = 150.0
 SILENCE_S: Final = 60.0
 """Of a stream that says at least every ten seconds that it goes on."""
 
+KEY_WANTED: Final = "This command takes it as --key KEY or from MOLINK_OPERATOR_KEY: one of the scope operate"
+
 
 class AdminClient:
     """Client of one gateway. Failures are one sentence each."""
@@ -61,6 +63,8 @@ class AdminClient:
         error = document.get("error") if isinstance(document, dict) else None
         said = error.get("message") if isinstance(error, dict) else None
         reason = plain(str(said)) if said else f"it answered {answer.status_code} without a reason"
+        if answer.status_code == 401 and "authorization" not in answer.request.headers:
+            reason = f"{reason} {KEY_WANTED}"
         raise CommandFailed(f"the gateway refused: {reason}", EXIT_USAGE if answer.status_code == 400 else 1)
 
     def _unreachable(self, error: Exception) -> CommandFailed:

@@ -69,6 +69,15 @@ class DeployRequest(BaseModel):
     resources: Resources = Resources()
     parameters: InferenceParameters = InferenceParameters()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_is_one(cls, asked: object) -> object:
+        """In words that people understand, before the pattern is held against it."""
+        name = asked.get("name") if isinstance(asked, dict) else None
+        if isinstance(name, str) and SERVICE_NAME.fullmatch(name) is None:
+            raise ValueError("name must be of a-z, 0-9 and hyphens, 63 at most, such as poet")
+        return asked
+
     def specification(self) -> ServiceSpecification:
         """What is to be deployed."""
         asked = self.resources.model_dump() | {"regions": tuple(self.resources.regions)}

@@ -14,6 +14,7 @@ from molink.simnet.presentation.tables import Column, Table
 
 EXAMPLE = "molink-simnet cost --throughput-tps 120 --devices 3 --device-price 1600 --token-price 0.25"
 
+_OWN = "Cost-profit margins of your own figures"
 _BY = (Column("table", "table"), Column("setting", "setting"))
 _COLUMNS = (
     Column("system", "system"),
@@ -84,8 +85,8 @@ def cost(
         )
         rows = [_own(throughput_tps, token_price, machines)]
         parameters |= {"token_price": token_price, "machines": asdict(machines)}
-    shown = Table("Cost-profit margins", _COLUMNS, rows, by=_BY)
-    found = Findings("cost", "Cost-profit margins", parameters, rows, [shown])
+    title, by = ("Cost-profit margins", _BY) if throughput_tps is None else (_OWN, ())
+    found = Findings("cost", title, parameters, rows, [Table(title, _COLUMNS, rows, by=by)])
 
     def run(_: Path | None) -> Findings:
         return found

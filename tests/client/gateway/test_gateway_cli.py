@@ -253,6 +253,14 @@ def test_several_addresses_may_follow_one_option(running: Running) -> None:
     assert state["initial_peers"] == str(list(peers))
 
 
+def test_help_says_that_all_models_are_served_unless_one_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = " ".join(said(capsys, "--help")[1].split())
+    assert "The one model to serve; without it, each that peers of the swarm serve." in out
+
+
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -201,6 +201,7 @@ def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str])
     ("option", "value", "message"),
     [
         ("announce", "not a host!", "--announce: 'not a host!' is neither an IP address nor a host name"),
+        ("announce", "a:b:c", "peer.example.org, with mapped ports HOST:CONTROL:DATA$"),
         ("announce", "1.2.3", "--announce: .* neither an IP address nor a host name"),
         ("announce", "", "--announce: .* neither an IP address nor a host name"),
         ("announce", ":1:2", "--announce: .* neither an IP address nor a host name"),

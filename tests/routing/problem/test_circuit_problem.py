@@ -62,6 +62,20 @@ def test_a_bad_field_is_refused_by_name(field: str, value: object) -> None:
         CircuitProblem(**(GOOD | {field: value}))
 
 
+@pytest.mark.parametrize("layer_ms", [[1.0, 2.0, 3.0], [[1.0] * 4] * 3])
+def test_memory_of_too_few_machines_is_what_is_named_where_all_else_is_of_more(layer_ms: object) -> None:
+    of_three = {"layer_ms": layer_ms, "latency_ms": np.zeros((3, 3))}
+    message = r"^free_bytes must have the shape \(3,\), as layer_ms and latency_ms have it, got \(2,\)$"
+    with pytest.raises(ValueError, match=message):
+        CircuitProblem(**(GOOD | of_three))
+
+
+def test_memory_of_too_few_machines_is_named_beside_coordinates_too() -> None:
+    rest = {"positions": np.zeros((3, 2)), "heights_ms": [1.0] * 3, "layer_ms": [1.0] * 3}
+    with pytest.raises(ValueError, match=r"^free_bytes .* as layer_ms and heights_ms have it"):
+        CircuitProblem.from_coordinates(free_bytes=[9, 9], layer_bytes=[1, 1], **rest)
+
+
 def test_arrays_are_private_copies_that_nobody_can_change() -> None:
     mine = np.array([1.0, 2.0])
     problem = CircuitProblem(**(GOOD | {"layer_ms": mine}))
@@ -127,7 +141,24 @@ def test_layers_that_nobody_serves_are_named() -> None:
     assert caught.value.missing_layers == (Span(1, 2), Span(3, 4))
     assert caught.value.missing_bytes == 20
     assert "[1, 2), [3, 4)" in str(caught.value)
-    assert "willing" in str(caught.value)
+    assert "none of the 2 machines takes them: each is held to others, as a peer is by --layers" in str(
+        caught.value
+    )
+
+
+def test_of_one_machine_that_is_held_to_other_layers_the_reason_speaks_of_one() -> None:
+    one = {
+        "layer_ms": [1.0],
+        "latency_ms": [[0.0]],
+        "free_bytes": [99],
+        "allowed": [[True, True, False, False]],
+    }
+    with pytest.raises(NoCircuit) as caught:
+        plan_circuit(CircuitProblem(**(GOOD | one)))
+    assert caught.value.missing_layers == (Span(2, 4),)
+    assert "the one machine does not take them: it is held to others, as a peer is by --layers" in str(
+        caught.value
+    )
 
 
 def test_a_head_that_fits_nowhere_is_missing_with_the_last_layer() -> None:

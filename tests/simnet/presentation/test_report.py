@@ -145,6 +145,12 @@ def test_cost_leaves_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"wrote result.json, report.html to {tmp_path}\n"
 
 
+def test_a_report_of_ones_own_figures_says_that_they_are(tmp_path: Path) -> None:
+    arguments = ("cost", "--throughput-tps", "120", "--devices", "3")
+    check_report(tmp_path, arguments, ("Cost-profit margins of your own figures", "yours"))
+    assert "table own" not in report_in(tmp_path).said["body"][0]
+
+
 def test_a_sweep_leaves_a_report(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,700,3\n1,60,4\n2,5,2\n")

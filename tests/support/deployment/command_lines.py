@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from molink.commands import spread_initial_peers
-from molink.configuration import SettingsError, check_given
+from molink.configuration import COMMAND_LINE, SettingsError, check_given
 from molink.options import declared_options
 
 PROGRAMS = {
@@ -55,7 +55,7 @@ def _parse(program: str, arguments: Sequence[str]) -> None:
         context = command.make_context(command.name or program, list(rest), parent=parent)
         values = {name: value for name, value in context.params.items() if value not in (None, (), [], False)}
         given = {name: value for name, value in values.items() if name in declared_options()}
-        check_given(given, "the command line")
+        check_given(given, COMMAND_LINE)
         rest = [*getattr(context, "_protected_args", ()), *context.args]
         if not rest or not hasattr(command, "resolve_command"):
             return

@@ -80,7 +80,16 @@ def test_a_deployment_that_fails_is_a_failure_with_its_reason(run: Run, swarm: F
 
 
 MISTAKES: tuple[tuple[tuple[str, ...], int, str], ...] = (
-    (("deploy", "Poet", "--model", MODEL), 2, "name"),
+    (
+        ("deploy", "Poet", "--model", MODEL),
+        2,
+        "name must be of a-z, 0-9 and hyphens, 63 at most, such as poet",
+    ),
+    (
+        ("deploy", "p" * 64, "--model", MODEL),
+        2,
+        "name must be of a-z, 0-9 and hyphens, 63 at most, such as poet",
+    ),
     (("deploy", "poet", "--model", "nobody/nothing"), 1, "nobody/nothing"),
     (("deploy", "poet", "--model", MODEL, "--parameter", "x"), 2, "NAME=VALUE"),
     (("deploy", "poet", "--model", MODEL, "--memory", "much"), 2, "such as 10GB"),
@@ -99,3 +108,16 @@ def test_a_mistake_is_one_sentence(run: Run) -> None:
         status, out, err = run(*arguments)
         assert (status, out, err.count("\n")) == (code, "", 1), arguments
         assert said in err
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("arguments", [("status", "poet"), ("deploy", "poet", "--model", MODEL)])
+def test_without_a_key_the_command_says_where_it_takes_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("MOLINK_OPERATOR_KEY")
+    status, out, err = run(*arguments)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "This gateway asks for a key." in err
+    assert "--key KEY or from MOLINK_OPERATOR_KEY" in err
+    assert "MOLINK_OPERATOR_KEY" not in run(*arguments, "--key", "sk-molink-x")[2]
