@@ -75,7 +75,7 @@ class Tail:
         assert advances
         self.sessions[plan.key.session] = SimpleNamespace(
             owner=owner, key=plan.key, ended=False, inputs=None, is_head=False, previous_peer_id="head",
-            receives_in=SPEC.dtype, cache=None,
+            receives_in=SPEC.dtype, cache=None, place=SimpleNamespace(hop=1),
         )  # fmt: skip
 
     async def _await_ready(self, key: LeaseKey, _: str, __: float) -> pb.Readiness:
