@@ -231,6 +231,7 @@ class Acceptor:
             await connection.stream.write(
                 encode(pb.Welcome(peer_id=self._credentials.peer_id, resumed=known, received=received))
             )
+        self._leave(guest)  # the link has a place of its own
         if link is None or not link.attach(Resumed(connection, proof.received)):
             await connection.close()
 
@@ -264,7 +265,10 @@ class Acceptor:
             raise TimeoutError
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
             self._guests[guest] = limit
-            yield
+            try:
+                yield
+            finally:
+                self._guests.pop(guest, None)
 
 
 def _network_of(host: str) -> str:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.attackers.grudging_end import GrudgingEnd, grudging_end
 from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
-from support.links.raw_end import ended, proven, raw_call
+from support.links.raw_end import ended, proven, raw_call, raw_link
 
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link import acceptor as acceptor_module
@@ -158,3 +158,17 @@ async def test_who_takes_no_welcome_is_let_go_of_as_soon_as_it_makes_room(
         count = 2 * acceptor_module.LINKS_OF_IDENTITY
         ends = [await stack.enter_async_context(grudging_end(end, identity)) for _ in range(count)]
         await until_let_go(ends, acceptor_module.LINKS_OF_IDENTITY - 2)
+
+
+@asynchronous
+async def test_however_many_links_are_resumed_newcomers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "MAX_UNPROVEN", 2)
+    async with End() as end, AsyncExitStack() as stack:
+        for _ in range(3):
+            raw = await stack.enter_async_context(raw_link(end))
+            call = await stack.enter_async_context(raw_call(end))
+            assert (await proven(call, end, raw.identity, resumes=True)).resumed
+        for _ in range(3):
+            newcomer = await stack.enter_async_context(End(is_client=True))
+            assert (await newcomer.links.to(end.facts)).closed_because is None
+        assert len(end.links.all()) == 6
