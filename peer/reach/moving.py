@@ -152,7 +152,11 @@ class HolePuncher:
             try:
                 if not await self._try(link, facts, attempt.shift_s):
                     return
-            except (OSError, TimeoutError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                ProtocolError,
+            ) as error:  # the last: the other end says a false address
                 _log.debug("punching to %s failed: %s", link.peer_id, error)
             number += 1
 

@@ -100,7 +100,7 @@ class Acceptor:
             is_member,
         )
         self._guests: dict[int, asyncio.Timeout | Link] = {}
-        """Who is proving itself, and the links."""
+        """How long whoever comes may still take, and the links."""
         self._watching: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -147,10 +147,12 @@ class Acceptor:
             self._inbound.proven(address)
             try:
                 if proof.resumes:
-                    await self._resume(proof, remote, connection)
+                    await self._resume(guest, proof, remote, connection)
                 else:
                     await self._begin(guest, proof, remote, connection)
                 await connection.closed.wait()
+            except TimeoutError:  # to abort the call would wait for the same end to take what it does not
+                self._refusals.refused("links that take no welcome", remote.peer_id)
             finally:
                 connection.lost()
         finally:
@@ -161,13 +163,17 @@ class Acceptor:
     async def _begin(
         self, guest: int, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection"
     ) -> None:
+        """Raises TimeoutError."""
         context = connection.stream
         if self._links.accepted(remote.peer_id, proof.link_id) is not None:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is a link of that id")
         if not self._admit(guest, remote.peer_id):
             self._refusals.refused("links beyond what may be", remote.peer_id)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this peer has as many links as it takes")
-        await context.write(encode(pb.Welcome(peer_id=self._credentials.peer_id)))
+        async with self._time_limit(guest):
+            await context.write(encode(pb.Welcome(peer_id=self._credentials.peer_id)))
+        if guest not in self._limiter:
+            raise TimeoutError
         running = self._links.accept(proof.link_id, remote, connection)
         link = self._links.accepted(remote.peer_id, proof.link_id)
         if link is not None:
@@ -178,10 +184,8 @@ class Acceptor:
         """Somebody is to prove itself; who has tried for longest makes room, if need be."""
         entry = self._limiter.admit(asyncio.get_running_loop().time(), network_of(host))
         for other in entry.sent_away:
-            limit = self._guests.pop(other, None)
-            if isinstance(limit, asyncio.Timeout) and not limit.expired():
+            if self._send_away(other):
                 self._refusals.refused("unproven links", host)
-                limit.reschedule(0.0)
         assert entry.guest is not None  # noqa: S101 - nobody is refused before he has proven who he is
         return entry.guest
 
@@ -195,25 +199,39 @@ class Acceptor:
                     self._limiter.mark_idle(other, link.used_s)
         entry = self._limiter.prove(guest, asyncio.get_running_loop().time(), peer_id)
         for other in entry.sent_away:
-            gone = self._guests.pop(other, None)
-            if isinstance(gone, Link):
-                gone.close("it was not used, and makes room for another")
+            self._send_away(other)
         return entry.guest is not None
+
+    def _send_away(self, guest: int) -> bool:
+        """Whether there was anything to end: a guest that the limiter has forgotten may be leaving by itself."""
+        gone = self._guests.pop(guest, None)
+        if isinstance(gone, Link):
+            gone.close("it was not used, and makes room for another")
+        elif gone is not None and not gone.expired():
+            gone.reschedule(0.0)
+        else:
+            return False
+        return True
 
     def _leave(self, guest: int) -> None:
         self._limiter.remove_guest(guest)
         self._guests.pop(guest, None)
 
-    async def _resume(self, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection") -> None:
-        """The new connection takes the place of the old one, whether that is known to be broken or not."""
+    async def _resume(
+        self, guest: int, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection"
+    ) -> None:
+        """The new connection takes the place of the old one, whether that is known to be broken or not. Raises
+        TimeoutError."""
         link = self._links.accepted(remote.peer_id, proof.link_id)
-        if link is not None:
-            await link.detach()
-        known = link is not None and link.closed_because is None
-        received = link.received if link is not None and known else 0
-        await connection.stream.write(
-            encode(pb.Welcome(peer_id=self._credentials.peer_id, resumed=known, received=received))
-        )
+        async with self._time_limit(guest):
+            if link is not None:
+                await link.detach()
+            known = link is not None and link.closed_because is None
+            received = link.received if link is not None and known else 0
+            await connection.stream.write(
+                encode(pb.Welcome(peer_id=self._credentials.peer_id, resumed=known, received=received))
+            )
+        self._leave(guest)  # the link has a place of its own
         if link is None or not link.attach(Resumed(connection, proof.received)):
             await connection.close()
 
@@ -222,7 +240,7 @@ class Acceptor:
     ) -> tuple[pb.Proof, Remote]:
         question = challenge()
         try:
-            async with self._time_to_prove(guest):
+            async with self._time_limit(guest):
                 await context.write(encode(question))
                 data = await context.read()
                 if not isinstance(data, bytes):
@@ -240,13 +258,17 @@ class Acceptor:
         raise AssertionError("unreachable: abort raises")
 
     @asynccontextmanager
-    async def _time_to_prove(self, guest: int) -> AsyncIterator[None]:
-        """HANDSHAKE_TIMEOUT_S, or until the guest has to make room. Raises TimeoutError."""
+    async def _time_limit(self, guest: int) -> AsyncIterator[None]:
+        """HANDSHAKE_TIMEOUT_S, or until the guest has to make room: for each step that waits for the other end, also
+        once it is proven, as an end need not take what is written. Raises TimeoutError."""
         if guest not in self._limiter:
             raise TimeoutError
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
             self._guests[guest] = limit
-            yield
+            try:
+                yield
+            finally:
+                self._guests.pop(guest, None)
 
 
 def _network_of(host: str) -> str:

@@ -9,11 +9,13 @@ from support.links.reach_ends import RelayedEnd, RelayEnd
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import RelayAt
+from molink.peer.reach import moving
 from molink.peer.reach.moving import FALSE_ADDRESS
 from molink.peer.wire.link.dialled_connection import DialledConnection
+from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.reach.packets import RelayError
-from molink.peer.wire.reach.punching import AGAIN_S, attempt_after, observe_port, punch
+from molink.peer.wire.reach.punching import AGAIN_S, PunchAttempt, attempt_after, observe_port, punch
 from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 
 
@@ -46,6 +48,29 @@ async def test_no_host_is_dialled_but_the_one_that_the_relay_sees() -> None:
                 assert response.refusal.detail == FALSE_ADDRESS
         response, _ = await soon(link.request(pb.Request(punch_now=pb.PunchNow()), 5.0))
         assert response.refusal.detail == "no punch was asked for"
+
+
+@asynchronous
+async def test_an_end_that_says_a_false_address_is_asked_again_no_sooner_than_one_that_cannot_be_punched_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers: list[int] = []
+
+    def attempt(number: int) -> PunchAttempt:
+        numbers.append(number)
+        return PunchAttempt(0.0, 0.0)
+
+    async def lies(_: Link, __: pb.Request) -> tuple[pb.Response, bytes]:
+        return pb.Response(punch=pb.Punch(address="127.0.0.2:4000")), b""
+
+    monkeypatch.setattr(moving, "attempt_after", attempt)
+    async with RelayEnd() as relay, RelayedEnd() as near, RelayedEnd() as far:
+        far.end.handler.answer = lies
+        facts = await far.stay(relay.at)
+        await near.punch(relay.at)
+        await soon(near.end.links.to(facts))
+        await until(lambda: len(numbers) >= 4)
+    assert numbers[:4] == [0, 1, 2, 3]
 
 
 @asynchronous

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 
 import grpc
 import pytest
+from support.attackers.grudging_end import GrudgingEnd, grudging_end
 from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
-from support.links.raw_end import ended, proven, raw_call
+from support.links.raw_end import ended, proven, raw_call, raw_link
 
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link import acceptor as acceptor_module
@@ -117,3 +118,57 @@ assert soft > 256 and (soft == hard or soft == 65536), (soft, hard)
 @only_where_descriptors_are_listed
 def test_a_process_raises_its_own_limit_of_descriptors() -> None:
     subprocess.run([sys.executable, "-c", RAISES], check=True, timeout=DEADLINE_S)
+
+
+async def until_let_go(grudging: list[GrudgingEnd], count: int) -> None:
+    """Of these ends, whose connections would stay for good if they counted as proven, so many have to be shut."""
+    await until(lambda: sum(end.over is not None and end.over.done() for end in grudging) >= count)
+
+
+@only_where_descriptors_are_listed
+@pytest.mark.parametrize("resumes", [False, True])
+def test_who_proves_itself_and_takes_no_welcome_counts_as_unproven_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, *, resumes: bool
+) -> None:
+    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(acceptor_module, "inbound_limits", lambda _: InboundLimits(64, 2))
+
+    @asynchronous
+    async def run() -> None:
+        async with End() as end, AsyncExitStack() as stack:
+            ends = [
+                await stack.enter_async_context(grudging_end(end, Identity.generate(), resumes=resumes))
+                for _ in range(6)
+            ]
+            await until_let_go(ends, 4)
+            assert end.links.all() == ()
+
+    run()
+
+
+@only_where_descriptors_are_listed
+@asynchronous
+async def test_who_takes_no_welcome_is_let_go_of_as_soon_as_it_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(acceptor_module, "inbound_limits", lambda _: InboundLimits(64, 2))
+    identity = Identity.generate()
+    async with End() as end, AsyncExitStack() as stack:
+        count = 2 * acceptor_module.LINKS_OF_IDENTITY
+        ends = [await stack.enter_async_context(grudging_end(end, identity)) for _ in range(count)]
+        await until_let_go(ends, acceptor_module.LINKS_OF_IDENTITY - 2)
+
+
+@asynchronous
+async def test_however_many_links_are_resumed_newcomers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "MAX_UNPROVEN", 2)
+    async with End() as end, AsyncExitStack() as stack:
+        for _ in range(3):
+            raw = await stack.enter_async_context(raw_link(end))
+            call = await stack.enter_async_context(raw_call(end))
+            assert (await proven(call, end, raw.identity, resumes=True)).resumed
+        for _ in range(3):
+            newcomer = await stack.enter_async_context(End(is_client=True))
+            assert (await newcomer.links.to(end.facts)).closed_because is None
+        assert len(end.links.all()) == 6
