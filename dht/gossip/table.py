@@ -215,7 +215,7 @@ async def newer_tags(
     stream: CompressedStream, membership: Membership, *, timeout_s: float
 ) -> tuple[int, ...]:
     """The tags of those peers of whom the other side has newer states than `membership`, or as new ones whose facts are
-    missing there: what was copied last may have been cut short between the two.
+    missing there: what was copied last may have been cut short between the two. Each once, MAX_ENTRIES at most.
 
     Raises:
         StreamEndedError: the other side does not answer, or not in this protocol.
@@ -234,7 +234,7 @@ async def newer_tags(
         raise StreamEndedError(f"{stream.peer_id} did not send its digests within {timeout_s:g} s") from None
     except ValueError:
         raise StreamEndedError(f"{stream.peer_id} sent something else than digests") from None
-    return tuple(newer)
+    return tuple(dict.fromkeys(newer))[:MAX_ENTRIES]
 
 
 def _is_wanted(tag: int, sequence: int, membership: Membership) -> bool:

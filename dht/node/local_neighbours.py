@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Self
 
 from molink.dht.identity.dialable import own_ranges
 from molink.dht.node.local_network import (
+    MOST_ASKED,
     SERVICE,
     WITHIN_S,
     NearbyPeer,
     ask_local_peer,
     close_zeroconf,
     open_zeroconf,
+    peer_id_named,
 )
 from molink.shards.address_ranges import AddressRange
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
 MOST_NEIGHBOURS = 64
-MOST_ASKED = 8
-"""Names that are looked at at once."""
 
 
 class LocalNeighbours:
@@ -69,6 +69,8 @@ class LocalNeighbours:
 
         if state_change is ServiceStateChange.Removed:
             self._known.pop(name, None)
+        elif peer_id_named(name) is None:
+            return
         elif len(self._asking) < MOST_ASKED and (name in self._known or len(self._known) < MOST_NEIGHBOURS):
             task = asyncio.create_task(self._ask(name), name="ask a local peer")
             self._asking.add(task)

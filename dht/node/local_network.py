@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.dialable import Ranges, own_ranges
+from molink.dht.identity.identity import public_key_of
 from molink.shards.address_ranges import ALL_INTERFACES, AddressRange, range_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ WITHIN_S: Final = 1.5
 SETTLES_S: Final = 0.3
 """How long others may still answer after the first has."""
 MOST_PEERS: Final = 8
+MOST_ASKED: Final = 32
+"""Names that are asked about side by side: one of which nobody says anything keeps no other waiting."""
 MOST_ADDRESSES: Final = 4
 """Of one peer: a machine with containers has many, and others reach it at one or two."""
 _RANGES: Final = frozenset({AddressRange.PRIVATE, AddressRange.LINK_LOCAL})
@@ -107,12 +110,19 @@ async def find_local_peers(
     from zeroconf import ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser
 
-    seen: asyncio.Queue[str] = asyncio.Queue(MOST_PEERS)
+    answers: asyncio.Queue[NearbyPeer] = asyncio.Queue(MOST_PEERS)
+    asking: set[asyncio.Task[None]] = set()
+
+    async def ask(name: str) -> None:
+        peer = await ask_local_peer(zeroconf, name, ranges, within_s)
+        if peer is not None:
+            await answers.put(peer)
 
     def note(name: str, state_change: ServiceStateChange, **_: object) -> None:
-        if state_change is ServiceStateChange.Added:
-            with contextlib.suppress(asyncio.QueueFull):
-                seen.put_nowait(name)
+        if state_change is ServiceStateChange.Added and len(asking) < MOST_ASKED and peer_id_named(name):
+            task = asyncio.create_task(ask(name), name="ask a local peer")
+            asking.add(task)
+            task.add_done_callback(asking.discard)
 
     browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[note])
     found: dict[str, NearbyPeer] = {}
@@ -120,13 +130,15 @@ async def find_local_peers(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s) as limit:
                 while len(found) < MOST_PEERS:
-                    peer = await ask_local_peer(zeroconf, await seen.get(), ranges, within_s)
-                    if peer is not None:
-                        found[peer.peer_id] = peer
-                        settled_s = asyncio.get_running_loop().time() + SETTLES_S
-                        limit.reschedule(min(limit.when() or settled_s, settled_s))
+                    peer = await answers.get()
+                    found[peer.peer_id] = peer
+                    settled_s = asyncio.get_running_loop().time() + SETTLES_S
+                    limit.reschedule(min(limit.when() or settled_s, settled_s))
     finally:
         await browser.async_cancel()
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         await close_zeroconf(zeroconf)
     return tuple(found[peer_id] for peer_id in sorted(found))
 
@@ -193,12 +205,32 @@ async def _register(zeroconf: "AsyncZeroconf", service: LocalService) -> None:
 async def ask_local_peer(
     zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float
 ) -> NearbyPeer | None:
-    """What the network says of one name; None if it says nothing in time, or nothing that a peer would."""
-    info = await zeroconf.async_get_service_info(SERVICE, name, int(within_s * 1000))
+    """What the network says of one name; None if no peer would have it, or if it says nothing in time, or nothing that
+    a peer would."""
+    from zeroconf import Error
+
+    peer_id = peer_id_named(name)
+    if peer_id is None:
+        return None
+    try:
+        info = await zeroconf.async_get_service_info(SERVICE, name, int(within_s * 1000))
+    except Error as error:
+        _log.debug("the local network cannot be asked about %s: %s", peer_id, error)
+        return None
     if info is None or info.port is None:
         return None
-    peer_id = name.removesuffix(f".{SERVICE}")
     return read_local_peer(peer_id, info.parsed_addresses(), info.port, info.properties, ranges)
+
+
+def peer_id_named(name: str) -> str | None:
+    """The peer id in the name of a service; None: it is no peer's. Any machine of the network may point to any name,
+    also to one of another service, or that zeroconf refuses."""
+    peer_id = name.removesuffix(f".{SERVICE}")
+    try:
+        public_key_of(peer_id)
+    except ValueError:
+        return None
+    return peer_id if peer_id != name else None
 
 
 def read_local_peer(

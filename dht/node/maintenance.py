@@ -21,6 +21,8 @@ from molink.dht.node.visibility_check import VisibilityCheck
 logger = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 32
+ANTI_ENTROPY_S = 30.0
+"""Within which a comparison of tables ends: nothing else is maintained meanwhile. What it has brought by then stays."""
 HEDGE_S = 1.0
 """Who is asked for its table and has not answered within this time is not waited for alone."""
 
@@ -159,6 +161,12 @@ class Maintenance:
             logger.warning("the addresses of other peers cannot be noted: %s", error.strerror or error)
 
     async def _run_anti_entropy(self) -> None:
+        with trio.move_on_after(ANTI_ENTROPY_S) as comparing:
+            await self._compare_tables()
+        if comparing.cancelled_caught:
+            logger.debug("comparing tables was not over within %g s", ANTI_ENTROPY_S)
+
+    async def _compare_tables(self) -> None:
         neighbours = self._links.neighbours
         if neighbours:
             peer_id = random.choice(neighbours)

@@ -2,24 +2,35 @@
 
 import asyncio
 import string
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zeroconf import NotRunningException, ServiceInfo, ServiceStateChange
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
+from molink.dht.node import local_network
 from molink.dht.node.local_neighbours import LocalNeighbours
 from molink.dht.node.local_network import (
     MOST_ADDRESSES,
+    MOST_PEERS,
+    SERVICE,
     LocalAdvertisement,
     LocalService,
     NearbyPeer,
     addresses_of,
+    ask_local_peer,
     find_local_peers,
+    peer_id_named,
     read_local_peer,
 )
 from molink.shards.address_ranges import AddressRange
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncZeroconf
 
 LOOPBACK = ("127.0.0.1",)
 PRIVATE = frozenset({AddressRange.PRIVATE})
@@ -123,3 +134,73 @@ def test_whatever_a_stranger_says_is_a_peer_of_this_network_or_nothing(
         assert 0 < len(peer.addresses) <= MOST_ADDRESSES
         for address in peer.addresses:
             assert PeerAddress.parse(address).peer_id == peer_id == peer.peer_id
+
+
+NO_PEERS = {
+    "another service's": "evil._http._tcp.local.",
+    "another service's, with a peer's id": f"{PEER}.evil._http._tcp.local.",
+    "with a label that is too long": f"{'x' * 80}.{SERVICE}",
+    "with control characters": f"\x07\n.{SERVICE}",
+    "nobody's": SERVICE,
+    "without a service": PEER,
+    "with a peer id that is none": f"{PEER[:-1]}.{SERVICE}",
+}
+
+
+@pytest.mark.parametrize("kind", NO_PEERS)
+def test_a_name_that_no_peer_would_have_is_asked_of_nobody(kind: str) -> None:
+    """Nobody is there to be asked: that would fail."""
+    nobody = cast("AsyncZeroconf", None)
+    assert peer_id_named(NO_PEERS[kind]) is None
+    assert asyncio.run(ask_local_peer(nobody, NO_PEERS[kind], PRIVATE, 1.0)) is None
+
+
+def test_the_name_of_a_peers_service_has_its_id() -> None:
+    assert peer_id_named(f"{PEER}.{SERVICE}") == PEER
+
+
+class Closed:
+    """Stands for zeroconf, once it is closed."""
+
+    async def async_get_service_info(self, *_: object) -> None:
+        raise NotRunningException
+
+
+def test_a_question_that_zeroconf_refuses_is_no_failure() -> None:
+    closed = cast("AsyncZeroconf", Closed())
+    assert asyncio.run(ask_local_peer(closed, f"{PEER}.{SERVICE}", PRIVATE, 1.0)) is None
+
+
+def test_names_that_nobody_answers_for_or_that_are_none_keep_no_peer_from_being_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = [Identity.generate().peer_id for _ in range(MOST_PEERS)]
+    names = [*NO_PEERS.values(), *(f"{peer_id}.{SERVICE}" for peer_id in silent), f"{PEER}.{SERVICE}"]
+
+    class Network(Closed):
+        """Says something of one peer only."""
+
+        zeroconf = None
+
+        async def async_get_service_info(self, _: str, name: str, *__: object) -> ServiceInfo:
+            if name.removesuffix(f".{SERVICE}") in silent:
+                await asyncio.Event().wait()
+            return ServiceInfo(SERVICE, name, port=4001, parsed_addresses=["127.0.0.1"], properties=SAYS)
+
+        async def async_close(self) -> None:
+            pass
+
+    class Browser:
+        """Has heard of all names at once."""
+
+        def __init__(self, _: object, __: str, handlers: list[Callable[..., None]]) -> None:
+            for name in names:
+                handlers[0](name=name, state_change=ServiceStateChange.Added)
+
+        async def async_cancel(self) -> None:
+            pass
+
+    monkeypatch.setattr(local_network, "open_zeroconf", lambda _: Network())
+    monkeypatch.setattr("zeroconf.asyncio.AsyncServiceBrowser", Browser)
+    found = asyncio.run(find_local_peers(LOOPBACK))
+    assert [peer.peer_id for peer in found] == [PEER]

@@ -14,8 +14,10 @@ from support.swarms.virtual_swarm import VirtualPeer, VirtualSwarm, at_once, wal
 from molink.dht.gossip.table_reader import TableReader
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.identity.identity import Identity
-from molink.dht.membership.membership import tag_of
+from molink.dht.membership.directory import Accepted
+from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.node import network
+from molink.dht.node.maintenance import ANTI_ENTROPY_S
 from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerFacts, PeerLoss, RelayAt
 
@@ -140,5 +142,32 @@ def test_a_comparison_of_tables_that_failed_is_made_again_at_once(monkeypatch: p
         await trio.sleep(150.0)
         assert len(begun) == DIALABLE + UNDIALABLE
         assert all(times[1] - times[0] < 5.0 for times in begun.values())
+
+    in_a_swarm(monkeypatch, scenario)
+
+
+def test_a_comparison_of_tables_that_does_not_end_keeps_a_peer_from_nothing_else_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: dict[TableReader, list[float]] = {}
+    looked: dict[Membership, list[float]] = {}
+    expire = Membership.expire
+
+    async def does_not_end(self: TableReader, _: str) -> None:
+        begun.setdefault(self, []).append(trio.current_time())
+        await trio.sleep_forever()
+
+    def noted(self: Membership) -> tuple[tuple[bytes, Accepted], ...]:
+        looked.setdefault(self, []).append(trio.current_time())
+        return expire(self)
+
+    async def scenario(_: VirtualSwarm, __: list[VirtualPeer]) -> None:
+        monkeypatch.setattr(TableReader, "compare_with", does_not_end)
+        monkeypatch.setattr(Membership, "expire", noted)
+        await trio.sleep(300.0)
+        assert len(begun) == len(looked) == DIALABLE + UNDIALABLE
+        assert all(len(times) > 1 for times in begun.values())
+        for times in looked.values():
+            assert max(later - before for before, later in itertools.pairwise(times)) < 1.5 * ANTI_ENTROPY_S
 
     in_a_swarm(monkeypatch, scenario)
