@@ -103,28 +103,30 @@ class ServedModels:
             return await self._services.get(asked)
         name = self._aliases.get(asked, asked)
         first = self._first.model
-        if name in (first.name, first.model_hash):
-            caller.require_model(first)
+        if name in (first.name, first.model_hash) and caller.may_use(first):
             return self._first
-        others = await self._served_beside()
-        found = next((one for one in others if name in (one.name, one.model_hash)), None)
-        if found is None:
-            names = ", ".join(sorted({one.name for one in (first, *others) if caller.may_use(one)}))
+        known = (first, *await self._served_beside())
+        meant = [one for one in known if name in (one.name, one.model_hash)]
+        if not meant:
+            names = ", ".join(sorted({one.name for one in known if caller.may_use(one)}))
             raise ModelNotFound(asked, f"this gateway serves {names or 'you none'}")
+        found = next((one for one in meant if caller.may_use(one)), meant[0])
         caller.require_model(found)
         return await self._open(found.model_hash)
 
     async def listed(self, caller: MayUse) -> list[dict[str, Any]]:
-        """The models that the caller may ask for, the first one first, with their aliases behind them."""
+        """The models that the caller may ask for, the first one first, with their aliases behind them. Each name is
+        there once, with the model that it means: others of that name are asked for by their hashes."""
         models: list[AnnouncedModel] = [self._first.model, *await self._served_beside()]
-        entries = []
+        entries: dict[str, dict[str, Any]] = {}
         for one in models:
             if caller.may_use(one):
-                entry = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
+                about = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
                 known_as = (one.name, one.model_hash)
                 aliases = [alias for alias, name in self._aliases.items() if name in known_as]
-                entries += [{"id": name, **entry} for name in (one.name, *aliases)]
-        return entries + self._listed_services(caller)
+                for name in (one.name, *aliases):
+                    entries.setdefault(name, {"id": name, **about})
+        return [*entries.values(), *self._listed_services(caller)]
 
     def _listed_services(self, caller: MayUse) -> list[dict[str, Any]]:
         """Those that the caller may ask for; of their models what is known here."""
@@ -151,6 +153,7 @@ class ServedModels:
         return {} if self._services is None else self._services.parameters(asked)
 
     async def _served_beside(self) -> list[AnnouncedModel]:
+        """The other models that may be asked for; of those of one name the one first that it means."""
         if not self._others:
             return []
         first = self._first.model.model_hash

@@ -9,7 +9,9 @@ import pytest
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, SPEC, FakeSwarm, error_of, gateway
 
 from molink.client.errors import ModelNotFound, SwarmUnavailable
-from molink.client.gateway.accounts.gatekeeper import ANYBODY
+from molink.client.gateway.accounts.api_keys import ApiKey, KeyLimits
+from molink.client.gateway.accounts.errors import NotPermitted
+from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller
 from molink.client.gateway.models.served_models import MOST_OPEN, ServedModels
 from molink.client.gateway.slots import GatewayBusy
 
@@ -81,6 +83,46 @@ def test_a_model_that_nobody_serves_is_named_with_those_that_are(asked: str, htt
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "model_not_found"
     assert f"this gateway serves {MODEL}, {OTHER}" in error_of(answer)["message"]
+
+
+def namesake(of: str, number: int) -> FakeSwarm:
+    """Another model that is announced under that name."""
+    return FakeSwarm(
+        words=(f"namesake {number}",), model=replace(SPEC, name=of, model_hash=f"0{number}" * 32)
+    )
+
+
+def test_a_name_means_the_likeliest_model_of_it_and_others_are_reached_by_their_hashes() -> None:
+    swarm = FakeSwarm(others=[namesake(MODEL, 1), other_model(), namesake(OTHER, 2)])
+    with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+        listed = [(one["id"], one["model_hash"]) for one in http.get("/v1/models").json()["data"]]
+        assert listed == [(MODEL, SPEC.model_hash), (OTHER, OTHER_SPEC.model_hash)]
+        asked = (MODEL, OTHER, "01" * 32, "02" * 32)
+        assert [complete(http, model).json()["choices"][0]["text"] for model in asked] == [
+            "But soft!",
+            "Other",
+            "namesake 1",
+            "namesake 2",
+        ]
+
+
+def test_a_key_for_one_of_two_models_of_a_name_asks_for_that_one_by_it() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(), namesake(OTHER, 1), namesake(MODEL, 2)])
+        limits = KeyLimits(models=("01" * 32, "02" * 32))
+        key = ApiKey(
+            id="a", name="a", digest=b"", scopes=frozenset(), limits=limits, quota_id="a", created_at_s=0.0
+        )
+        limited = Caller(key)
+        async with ServedModels(swarm, others=True) as models:
+            listed = {one["id"]: one["model_hash"] for one in await models.listed(limited)}
+            assert listed == {OTHER: "01" * 32, MODEL: "02" * 32}
+            for name, model_hash in listed.items():
+                assert (await models.get(name, limited)).model.model_hash == model_hash
+            with pytest.raises(NotPermitted):
+                await models.get(OTHER_SPEC.model_hash, limited)
+
+    asyncio.run(asked())
 
 
 def test_a_gateway_of_one_model_serves_that_one() -> None:
