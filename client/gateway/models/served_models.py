@@ -1,22 +1,18 @@
 """Models that a gateway serves: the one that it was opened on, and the others of the same swarm, over one connection.
 
-Each other one is opened when it is first asked for, and stays open: its description and tokenizer are then here.
+Each other one is opened when it is asked for, and stays open until others need its place: its description and tokenizer
+are then here.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from molink.client.errors import ModelNotFound
+from molink.client.gateway.models.opened_models import OpenedModels
 from molink.client.gateway.models.swarm_protocol import AnnouncedModel, ServingSwarm
-from molink.client.gateway.slots import GatewayBusy
 from molink.shards.spec import ModelSpec
-
-MOST_OPEN: Final = 16
-"""Models beside the first that are open at once: each may have two processes that make tokens of text."""
 
 
 class MayUse(Protocol):
@@ -69,9 +65,7 @@ class ServedModels:
         self._first = first
         self._others = others
         self._aliases = dict(aliases)
-        self._opened: dict[str, asyncio.Task[ServingSwarm]] = {}
-        """Those that are open or are being opened, by the model's hash."""
-        self._stack = AsyncExitStack()
+        self._opened = OpenedModels(first)
 
     @property
     def first(self) -> ServingSwarm:
@@ -84,17 +78,14 @@ class ServedModels:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes all but the first."""
-        for task in self._opened.values():
-            task.cancel()
-        await asyncio.gather(*self._opened.values(), return_exceptions=True)
-        await self._stack.aclose()
+        await self._opened.end()
 
     async def get(self, asked: str, caller: MayUse) -> ServingSwarm:
-        """The model of that name, hash or alias.
+        """The model of that name, hash or alias, for as long as the task runs that asks.
 
         Raises:
             ModelNotFound: neither the gateway nor the swarm has it.
-            GatewayBusy: too many others are open.
+            GatewayBusy: too many others are used.
             SwarmError: no peer hands it out.
             ServiceNotReady: it is a service that is being deployed or deleted.
         """
@@ -112,7 +103,7 @@ class ServedModels:
             raise ModelNotFound(asked, f"this gateway serves {names or 'you none'}")
         found = next((one for one in meant if caller.may_use(one)), meant[0])
         caller.require_model(found)
-        return await self._open(found.model_hash)
+        return await self._opened.open(found.model_hash, {one.model_hash for one in known})
 
     async def listed(self, caller: MayUse) -> list[dict[str, Any]]:
         """The models that the caller may ask for, the first one first, with their aliases behind them. Each name is
@@ -163,25 +154,5 @@ class ServedModels:
         """Known of those that are open."""
         if model.model_hash == self._first.model.model_hash:
             return self._first.model.context_length
-        task = self._opened.get(model.model_hash)
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result().model.context_length
-
-    async def _open(self, model_hash: str) -> ServingSwarm:
-        task = self._opened.get(model_hash)
-        if task is None:
-            if len(self._opened) >= MOST_OPEN:
-                raise GatewayBusy(
-                    f"{MOST_OPEN} models beside {self._first.model.name} are open here, which is the most. "
-                    "Ask for one of them."
-                )
-            opening: AbstractAsyncContextManager[ServingSwarm] = self._first.beside(model_hash)
-            task = asyncio.create_task(self._stack.enter_async_context(opening), name="open a model")
-            self._opened[model_hash] = task
-            task.add_done_callback(lambda done: self._forget_failed(model_hash, done))
-        return await asyncio.shield(task)  # who asked first may leave before the next
-
-    def _forget_failed(self, model_hash: str, task: "asyncio.Task[ServingSwarm]") -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._opened.pop(model_hash, None)
+        opened = self._opened.find(model.model_hash)
+        return None if opened is None else opened.model.context_length

@@ -139,6 +139,8 @@ class FakeSwarm:
     """For so long the gateway keeps responses, where it has a database."""
     opened: list[str] = field(default_factory=list)
     """Those of them that were asked for, each time that one was opened."""
+    closed: list[str] = field(default_factory=list)
+    """Those that were closed again."""
     finish_reason: FinishReason = "stop"
     stop_string: str | None = None
     cached_tokens: int = 0
@@ -192,7 +194,10 @@ class FakeSwarm:
         known = {name: one for one in (self, *self.others) for name in (one.model.name, one.model.model_hash)}
         if model not in known:
             raise ModelNotFound(model, "the swarm does not serve it")
-        yield known[model]
+        try:
+            yield known[model]
+        finally:
+            self.closed.append(model)
 
     async def preview(self, circuits: int, tokens: int) -> CircuitsPreview:
         route = Route((RouteHop("12D3", Span(0, 2), (), 1.0, 0.0),), 1.0, 0.0)

@@ -12,7 +12,8 @@ from molink.client.errors import ModelNotFound, SwarmUnavailable
 from molink.client.gateway.accounts.api_keys import ApiKey, KeyLimits
 from molink.client.gateway.accounts.errors import NotPermitted
 from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller
-from molink.client.gateway.models.served_models import MOST_OPEN, ServedModels
+from molink.client.gateway.models.opened_models import MOST_OPEN
+from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.slots import GatewayBusy
 
 OTHER = "somebody/other-model"
@@ -163,7 +164,12 @@ def test_who_leaves_while_a_model_is_opened_takes_it_from_nobody() -> None:
     asyncio.run(asked())
 
 
-def test_so_many_models_are_open_and_no_more() -> None:
+async def ask(models: ServedModels, one: FakeSwarm) -> None:
+    """As a request does: in a task of its own."""
+    assert (await asyncio.create_task(models.get(one.model.name, ANYBODY))).model == one.model
+
+
+def test_so_many_models_are_used_at_once_and_no_more() -> None:
     async def asked() -> None:
         swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 1)])
         async with ServedModels(swarm, others=True) as models:
@@ -172,5 +178,56 @@ def test_so_many_models_are_open_and_no_more() -> None:
             with pytest.raises(GatewayBusy, match="Ask for one of them"):
                 await models.get(swarm.others[-1].model.name, ANYBODY)
             await models.get(swarm.others[0].model.name, ANYBODY)
+            assert swarm.closed == []
+        assert sorted(swarm.closed) == sorted(swarm.opened)
 
     asyncio.run(asked())
+
+
+def test_the_model_that_was_unused_longest_makes_way_for_another_one() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 1)])
+        first, second, *_, last = swarm.others
+        async with ServedModels(swarm, others=True) as models:
+            for one in swarm.others[:MOST_OPEN]:
+                await ask(models, one)
+            await ask(models, first)
+            await ask(models, last)
+            assert swarm.closed == [second.model.model_hash]
+            await ask(models, first)
+            assert swarm.opened.count(first.model.model_hash) == 1
+            await ask(models, second)
+            assert swarm.opened.count(second.model.model_hash) == 2
+
+    asyncio.run(asked())
+
+
+def test_models_that_no_peer_serves_any_more_make_way_first() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN)])
+        async with ServedModels(swarm, others=True) as models:
+            for one in swarm.others:
+                await ask(models, one)
+            gone = swarm.others.pop()
+            swarm.others.append(other_model(MOST_OPEN))
+            await ask(models, swarm.others[-1])
+            assert swarm.closed == [gone.model.model_hash]
+
+    asyncio.run(asked())
+
+
+def test_a_model_with_a_generation_under_way_makes_way_for_none() -> None:
+    swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 2)])
+    used, *others = swarm.others
+    used.words, used.hangs_at = ("Other", "never"), 1
+    streamed = {"model": OTHER, "prompt": "a", "stream": True}
+    with (
+        gateway(swarm) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S) as http,
+        http.stream("POST", "/v1/completions", json=streamed) as stream,
+    ):
+        lines = stream.iter_lines()  # which would close the stream if nobody held it
+        assert next(lines)
+        for one in others:
+            assert complete(http, one.model.name).status_code == 200
+        assert swarm.closed == [one.model.model_hash for one in others[:2]]
