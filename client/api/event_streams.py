@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 
 from molink.client.api.generation import Generation, TextPiece
 from molink.client.api.generation_trace import GenerationTrace
@@ -11,6 +12,15 @@ from molink.client.epochs.shared_prompt import PromptTurn, SharedPrompt
 from molink.client.errors import InvalidRequest
 from molink.client.text.tool_calls import ToolCallStream
 from molink.shards.spec import SamplingParams
+
+
+def _nobody_counts(_: int) -> None:
+    """Nobody wants to know."""
+
+
+PROMPT_COUNTED: ContextVar[Callable[[int], None]] = ContextVar("PROMPT_COUNTED", default=_nobody_counts)
+"""Told how many tokens a generation's prompt has, once that is known and before anything is computed: who counts usage
+sets it around the call that begins the generation."""
 
 
 async def generation_events(
@@ -36,6 +46,7 @@ async def generation_events(
     context = b"" if trace is None else trace.context
     with PromptTurn(sampling.get("shared_prompt") or SharedPrompt()) as turn:
         speculation, ids = await opened.speculation(sampling), await encoded()
+        PROMPT_COUNTED.get()(len(ids))
         await turn.wait()
         session = opened.session(ids, params, speculation, trace_context=context, turn=turn)
         if trace is not None:

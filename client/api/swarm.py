@@ -27,6 +27,7 @@ from molink.client.api.peer_requirements import ANY_PEER, PeerRequirements
 from molink.client.api.sampling import Sampling, checked_params
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import InvalidRequest
+from molink.client.models.model_choice import in_order_of_names
 from molink.client.text.demanded_calls import CallChoice
 from molink.client.text.text_work import ChatOptions, OpenTextWork
 from molink.dht.identity.identity import Identity
@@ -156,9 +157,10 @@ class AsyncSwarm:
         return await send_order(self.connection, peer_id, action, model)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """The models that peers of this swarm serve now."""
-        served = {view.facts.model.model_hash: view.facts.model for view in self.connection.snapshot()}
-        return tuple(served[model_hash] for model_hash in sorted(served))
+        """The models that peers of this swarm serve now, by their names; of several of one name the one first that is
+        meant by it: one that is served whole, by the initial peers, in most networks."""
+        connection = self.connection
+        return in_order_of_names(connection.snapshot(), connection.initial_peer_ids)
 
     @asynccontextmanager
     async def beside(

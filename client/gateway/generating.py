@@ -205,7 +205,7 @@ class Gateway:
                 taken = await until_gone(request.receive, self._slots.take(user, choices.count))
                 self._metrics.queued(time.monotonic() - asked_s)
                 stack.callback(self._slots.give, user, taken)
-                choices.watch(admitted.note)
+                choices.watch(admitted)
                 await stack.enter_async_context(choices)
                 self._running.add(choices)
                 stack.callback(self._running.discard, choices)
@@ -220,6 +220,7 @@ class Gateway:
             except ClientGone:
                 return Response(status_code=499)
             except SwarmError as error:
+                admitted.fail(error)
                 failure = failure_of(error)
                 self._metrics.generations.failed(failure.code or failure.type)
                 return failure.response(request.url.path)

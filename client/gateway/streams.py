@@ -1,14 +1,16 @@
 """Several generations at once for one request, ended as soon as the client is gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from molink.client.api.event_streams import PROMPT_COUNTED
 from molink.client.api.generation import TextPiece
 
 QUEUED_PIECES: Final = 64
@@ -17,6 +19,26 @@ T = TypeVar("T")
 
 class ClientGone(Exception):
     """The client has closed its connection."""
+
+
+class WatchesChoices(Protocol):
+    """What is told how generations go, each by its number: `AdmittedRequest`."""
+
+    def begin(self, generation: int) -> None:
+        """It begins."""
+        ...
+
+    def count_prompt(self, generation: int, tokens: int) -> None:
+        """Its prompt has so many tokens."""
+        ...
+
+    def note(self, generation: int, piece: TextPiece) -> None:
+        """It has come to one more piece."""
+        ...
+
+    def fail(self, error: Exception, generation: int | None = None) -> None:
+        """It has failed; None: all of them have."""
+        ...
 
 
 class Choices:
@@ -31,7 +53,7 @@ class Choices:
         self._left = len(streams)
         self._failure: Exception | None = None
         """What has ended them, behind pieces that were taken with it."""
-        self._on_piece: Callable[[int, TextPiece], None] = lambda _, __: None
+        self._watcher: WatchesChoices | None = None
 
     @property
     def count(self) -> int:
@@ -54,9 +76,9 @@ class Choices:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def watch(self, on_piece: Callable[[int, TextPiece], None]) -> None:
-        """Has somebody told of each piece and its choice's number as it comes; before anything has begun."""
-        self._on_piece = on_piece
+    def watch(self, watcher: WatchesChoices) -> None:
+        """Has somebody told how they go; before anything has begun."""
+        self._watcher = watcher
 
     async def next(self) -> list[tuple[int, TextPiece]]:
         """The pieces that have come since, each with the number of its choice, at least one; not to be asked for after
@@ -86,19 +108,28 @@ class Choices:
         """Ends all of them: `next` raises the error after at most QUEUED_PIECES pieces that have come before."""
         for task in self._tasks:
             task.cancel()
+        if self._watcher is not None:
+            self._watcher.fail(error)
         if self._queue.full():
             self._queue.get_nowait()
         self._queue.put_nowait((0, error))
 
     async def _pump(self, choice: int, stream: AsyncIterator[TextPiece]) -> None:
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.begin(choice)
+            PROMPT_COUNTED.set(partial(watcher.count_prompt, choice))
         try:
             async for piece in stream:
-                self._on_piece(choice, piece)
+                if watcher is not None:
+                    watcher.note(choice, piece)
                 await self._queue.put((choice, piece))
                 if piece.finish_reason is not None:
                     return
             raise RuntimeError("a generation ended without saying why")
         except Exception as error:  # noqa: BLE001 - it goes to whoever waits in next()
+            if watcher is not None:
+                watcher.fail(error, choice)
             await self._queue.put((choice, error))
         finally:
             close = getattr(stream, "aclose", None)

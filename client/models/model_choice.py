@@ -47,6 +47,23 @@ def candidates(views: Iterable[PeerView], named: Collection[str]) -> tuple[Model
     return tuple(found)
 
 
+def in_order_of_names(views: Iterable[PeerView], named: Collection[str]) -> tuple[ServedModel, ...]:
+    """The models that these peers serve, by their names; of those of one name the likeliest first, as a client that
+    asks for the name has it. A model that is announced under several names is there under each."""
+    by_name: dict[str, list[PeerView]] = {}
+    for view in views:
+        by_name.setdefault(view.facts.model.name, []).append(view)
+    served: list[ServedModel] = []
+    for name in sorted(by_name):
+        of_name = {view.facts.model.model_hash: view.facts.model for view in by_name[name]}
+        if len(of_name) > 1:  # seldom, and weighing them takes long where peers are many
+            of_name.clear()
+            for one in candidates(by_name[name], named):
+                of_name.setdefault(one.served.model_hash, one.served)
+        served += of_name.values()
+    return tuple(served)
+
+
 def asked_in_order(
     views: Sequence[PeerView], first: Collection[str], rng: random.Random
 ) -> tuple[PeerView, ...]:

@@ -230,3 +230,10 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
     row = rows.one_or_none()
     if row is not None and row[0] is None:
         await _change(connection, key_id, revoked_at_s=time.time())
+
+
+async def is_usable(connection: AsyncConnection, key_id: str) -> bool:
+    """Whether there is a key of that id that has not ended, within a transaction."""
+    rows = await connection.execute(select(API_KEYS).where(API_KEYS.c.id == key_id))
+    row = rows.mappings().one_or_none()
+    return row is not None and _key_of(row).fault(time.time()) is None

@@ -82,10 +82,13 @@ class Quotas:
 
     async def end(self) -> None:
         """Gives everything back."""
-        for task in tuple(self._refills.values()):
+        refills = tuple(self._refills.values())
+        for task in refills:
             task.cancel()
         try:
             async with asyncio.timeout(ENDS_WITHIN_S):
+                # Until they have ended they hold their quotas, which would be left as they are.
+                await asyncio.gather(*refills, return_exceptions=True)
                 await self._tend_all(ends=True)
         except (AccountsUnavailable, TimeoutError) as error:
             _log.info("quotas could not be given back: %s", error)

@@ -1,22 +1,18 @@
 """Models that a gateway serves: the one that it was opened on, and the others of the same swarm, over one connection.
 
-Each other one is opened when it is first asked for, and stays open: its description and tokenizer are then here.
+Each other one is opened when it is asked for, and stays open until others need its place: its description and tokenizer
+are then here.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from molink.client.errors import ModelNotFound
+from molink.client.gateway.models.opened_models import OpenedModels
 from molink.client.gateway.models.swarm_protocol import AnnouncedModel, ServingSwarm
-from molink.client.gateway.slots import GatewayBusy
 from molink.shards.spec import ModelSpec
-
-MOST_OPEN: Final = 16
-"""Models beside the first that are open at once: each may have two processes that make tokens of text."""
 
 
 class MayUse(Protocol):
@@ -69,9 +65,7 @@ class ServedModels:
         self._first = first
         self._others = others
         self._aliases = dict(aliases)
-        self._opened: dict[str, asyncio.Task[ServingSwarm]] = {}
-        """Those that are open or are being opened, by the model's hash."""
-        self._stack = AsyncExitStack()
+        self._opened = OpenedModels(first)
 
     @property
     def first(self) -> ServingSwarm:
@@ -84,17 +78,14 @@ class ServedModels:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes all but the first."""
-        for task in self._opened.values():
-            task.cancel()
-        await asyncio.gather(*self._opened.values(), return_exceptions=True)
-        await self._stack.aclose()
+        await self._opened.end()
 
     async def get(self, asked: str, caller: MayUse) -> ServingSwarm:
-        """The model of that name, hash or alias.
+        """The model of that name, hash or alias, for as long as the task runs that asks.
 
         Raises:
             ModelNotFound: neither the gateway nor the swarm has it.
-            GatewayBusy: too many others are open.
+            GatewayBusy: too many others are used.
             SwarmError: no peer hands it out.
             ServiceNotReady: it is a service that is being deployed or deleted.
         """
@@ -103,28 +94,30 @@ class ServedModels:
             return await self._services.get(asked)
         name = self._aliases.get(asked, asked)
         first = self._first.model
-        if name in (first.name, first.model_hash):
-            caller.require_model(first)
+        if name in (first.name, first.model_hash) and caller.may_use(first):
             return self._first
-        others = await self._served_beside()
-        found = next((one for one in others if name in (one.name, one.model_hash)), None)
-        if found is None:
-            names = ", ".join(sorted({one.name for one in (first, *others) if caller.may_use(one)}))
+        known = (first, *await self._served_beside())
+        meant = [one for one in known if name in (one.name, one.model_hash)]
+        if not meant:
+            names = ", ".join(sorted({one.name for one in known if caller.may_use(one)}))
             raise ModelNotFound(asked, f"this gateway serves {names or 'you none'}")
+        found = next((one for one in meant if caller.may_use(one)), meant[0])
         caller.require_model(found)
-        return await self._open(found.model_hash)
+        return await self._opened.open(found.model_hash, {one.model_hash for one in known})
 
     async def listed(self, caller: MayUse) -> list[dict[str, Any]]:
-        """The models that the caller may ask for, the first one first, with their aliases behind them."""
+        """The models that the caller may ask for, the first one first, with their aliases behind them. Each name is
+        there once, with the model that it means: others of that name are asked for by their hashes."""
         models: list[AnnouncedModel] = [self._first.model, *await self._served_beside()]
-        entries = []
+        entries: dict[str, dict[str, Any]] = {}
         for one in models:
             if caller.may_use(one):
-                entry = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
+                about = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
                 known_as = (one.name, one.model_hash)
                 aliases = [alias for alias, name in self._aliases.items() if name in known_as]
-                entries += [{"id": name, **entry} for name in (one.name, *aliases)]
-        return entries + self._listed_services(caller)
+                for name in (one.name, *aliases):
+                    entries.setdefault(name, {"id": name, **about})
+        return [*entries.values(), *self._listed_services(caller)]
 
     def _listed_services(self, caller: MayUse) -> list[dict[str, Any]]:
         """Those that the caller may ask for; of their models what is known here."""
@@ -151,6 +144,7 @@ class ServedModels:
         return {} if self._services is None else self._services.parameters(asked)
 
     async def _served_beside(self) -> list[AnnouncedModel]:
+        """The other models that may be asked for; of those of one name the one first that it means."""
         if not self._others:
             return []
         first = self._first.model.model_hash
@@ -160,25 +154,5 @@ class ServedModels:
         """Known of those that are open."""
         if model.model_hash == self._first.model.model_hash:
             return self._first.model.context_length
-        task = self._opened.get(model.model_hash)
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result().model.context_length
-
-    async def _open(self, model_hash: str) -> ServingSwarm:
-        task = self._opened.get(model_hash)
-        if task is None:
-            if len(self._opened) >= MOST_OPEN:
-                raise GatewayBusy(
-                    f"{MOST_OPEN} models beside {self._first.model.name} are open here, which is the most. "
-                    "Ask for one of them."
-                )
-            opening: AbstractAsyncContextManager[ServingSwarm] = self._first.beside(model_hash)
-            task = asyncio.create_task(self._stack.enter_async_context(opening), name="open a model")
-            self._opened[model_hash] = task
-            task.add_done_callback(lambda done: self._forget_failed(model_hash, done))
-        return await asyncio.shield(task)  # who asked first may leave before the next
-
-    def _forget_failed(self, model_hash: str, task: "asyncio.Task[ServingSwarm]") -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._opened.pop(model_hash, None)
+        opened = self._opened.find(model.model_hash)
+        return None if opened is None else opened.model.context_length

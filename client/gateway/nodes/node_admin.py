@@ -102,7 +102,7 @@ class NodeAdmin:
 
         Raises:
             KeyRefused: there was no token.
-            TokenUsed: it is another machine's.
+            TokenUsed: it is another machine's, or this machine has another one.
         """
         if caller.key is None:
             raise KeyRefused(KeyFault.MISSING)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from molink.client.gateway.accounts.database import Database
 from molink.client.gateway.accounts.errors import TokenUsed
-from molink.client.gateway.accounts.key_store import revoke_key
+from molink.client.gateway.accounts.key_store import is_usable, revoke_key
 from molink.client.gateway.accounts.schema import NODES
 from molink.client.gateway.services.operation_store import end_operation
 from molink.client.gateway.services.service import OperationState
@@ -54,10 +54,11 @@ class NodeStore:
     async def register(
         self, peer_id: str, key_id: str, operator_id: str, descriptor: Mapping[str, Any]
     ) -> Node:
-        """Registers a machine, or the same one again.
+        """Registers a machine, or the same one again: with its token, or with another one once that has ended. Peer ids
+        are no secrets, so a token alone does not say whose machine it is.
 
         Raises:
-            TokenUsed: the token is another machine's.
+            TokenUsed: the token is another machine's, or the machine has another token.
         """
         async with self._database.transaction() as connection:
             holder = await _holder_of(connection, key_id)
@@ -65,6 +66,9 @@ class NodeStore:
                 raise TokenUsed(
                     "This token has registered another machine: have its operator make a new one."
                 )
+            own_id = await _token_of(connection, peer_id)
+            if own_id is not None and own_id != key_id and await is_usable(connection, own_id):
+                raise _has_another()
             now_s = time.time()
             row = {
                 "peer_id": peer_id,
@@ -74,7 +78,12 @@ class NodeStore:
                 "registered_at_s": now_s,
             }
             made = self._database.insert(NODES).values(row)
-            await connection.execute(made.on_conflict_do_update(index_elements=["peer_id"], set_=row))
+            known = NODES.c.key_id.in_((key_id, own_id or key_id))
+            written = await connection.execute(
+                made.on_conflict_do_update(index_elements=["peer_id"], set_=row, where=known)
+            )
+            if not written.rowcount:
+                raise _has_another()  # another gateway has registered it meanwhile
         return Node(peer_id, key_id, operator_id, descriptor, now_s)
 
     async def remove(self, peer_id: str, operation_id: str, message: str) -> None:
@@ -91,6 +100,19 @@ class NodeStore:
 async def _holder_of(connection: AsyncConnection, key_id: str) -> str | None:
     rows = await connection.execute(select(NODES.c.peer_id).where(NODES.c.key_id == key_id).with_for_update())
     return rows.scalar_one_or_none()
+
+
+async def _token_of(connection: AsyncConnection, peer_id: str) -> str | None:
+    rows = await connection.execute(
+        select(NODES.c.key_id).where(NODES.c.peer_id == peer_id).with_for_update()
+    )
+    return rows.scalar_one_or_none()
+
+
+def _has_another() -> TokenUsed:
+    return TokenUsed(
+        "This machine has registered with another token: use that one, or have its operator revoke it."
+    )
 
 
 def _node_of(row: Mapping[str, Any] | Any) -> Node:  # noqa: ANN401 - a row of SQLAlchemy

@@ -51,7 +51,19 @@ class PlaceTerms(NamedTuple):
     maximum: int
     """Circuits of all gateways together."""
     waits_s: float
-    """Longest wait of a generation for its place."""
+    """Longest wait of a generation for its place, while none of its request is under way."""
+
+
+@dataclass(slots=True)
+class RequestPlaces:
+    """Places of one request's generations. Those that have one give it back, so the others wait for as long as that
+    takes: a request whose generations were refused when some of them are under way would lose what these have done."""
+
+    generations: int = 0
+    """That it asks for."""
+    in_use: int = 0
+    given_back_s: float = float("-inf")
+    """When one of them was over last; monotonic."""
 
 
 @dataclass(slots=True)
@@ -100,15 +112,21 @@ class CircuitPlaces:
         """Circuits that may be held beside those in use."""
         return max(0, self._allowed - self.in_use)
 
+    @property
+    def maximum(self) -> int:
+        """Generations that the service can have under way at once."""
+        return self._terms.maximum
+
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[Callable[[], None]]:
-        """Holds a place for one generation, which says by a call when something of it has come.
+    async def place(self, request: RequestPlaces) -> AsyncIterator[Callable[[], None]]:
+        """Holds a place for one generation of a request, which says by a call when something of it has come.
 
         Raises:
             SwarmUnavailable: all are in use, here and elsewhere.
             AccountsUnavailable: no place is free here, and the database does not answer.
         """
-        await self._take()
+        await self._take(request)
+        request.in_use += 1
         self._beginning += 1
         begins = [True]
 
@@ -120,6 +138,8 @@ class CircuitPlaces:
             yield has_begun
         finally:
             has_begun()
+            request.in_use -= 1
+            request.given_back_s = asyncio.get_running_loop().time()
             self._give_back()
 
     def want_spare(self, circuits: int) -> None:
@@ -188,7 +208,7 @@ class CircuitPlaces:
         self._admit()
         self.changed.set()
 
-    async def _take(self) -> None:
+    async def _take(self, request: RequestPlaces) -> None:
         if not self._queue and self.in_use < self._allowed:
             self._begin()
             return
@@ -197,8 +217,7 @@ class CircuitPlaces:
         self._due.set()
         self.changed.set()
         try:
-            async with asyncio.timeout(self._terms.waits_s):
-                await turn
+            await self._wait(turn, request)
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self._give_back()  # it came when nobody waited for it any more
@@ -209,6 +228,18 @@ class CircuitPlaces:
             if isinstance(error, TimeoutError):
                 raise self._refusal() from None
             raise
+
+    async def _wait(self, turn: "asyncio.Future[None]", request: RequestPlaces) -> None:
+        """Raises `TimeoutError` once it has waited its time since it came, or since one of its request was over; not
+        while one is under way."""
+        clock = asyncio.get_running_loop().time
+        came_s = clock()
+        while not turn.done():
+            since_s = clock() if request.in_use else max(came_s, request.given_back_s)
+            left_s = since_s + self._terms.waits_s - clock()
+            if left_s <= 0 and not request.in_use:
+                raise TimeoutError
+            await asyncio.wait((turn,), timeout=left_s)
 
     def _refusal(self) -> Exception:
         if self._leased.fails:

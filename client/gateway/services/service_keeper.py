@@ -111,7 +111,7 @@ class ServiceKeeper:
         return None if served is None or served.swarm is None else served.swarm.model
 
     async def get(self, name: str) -> ServiceSwarm:
-        """The service of that name, to generate with.
+        """The service of that name, to generate with for one request.
 
         Raises:
             UnknownService: there is none.
@@ -123,7 +123,7 @@ class ServiceKeeper:
             raise UnknownService(f"There is no service {name[:63]!r}.")
         if service.state is not ServiceState.RUNNING:
             raise ServiceNotReady(f"The service {name} is {service.state.value}.")
-        return await served.open()
+        return (await served.open()).for_request()
 
     def adopt(self, served: ServedService) -> ServedService | None:
         """Takes a service that was opened to be deployed; returns what is to be closed instead, if it was faster."""

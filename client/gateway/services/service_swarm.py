@@ -9,8 +9,9 @@ from molink.client.api.circuits_preview import CircuitsPreview
 from molink.client.api.generation import TextPiece
 from molink.client.api.peer_requirements import PeerRequirements
 from molink.client.api.sampling import SpeedHints
+from molink.client.errors import InvalidRequest
 from molink.client.gateway.models.swarm_protocol import FORMATION_TIMEOUT_S, AnnouncedModel, ServingSwarm
-from molink.client.gateway.services.circuit_places import CircuitPlaces, HoldsCircuits
+from molink.client.gateway.services.circuit_places import CircuitPlaces, HoldsCircuits, RequestPlaces
 from molink.client.text.demanded_calls import CallChoice
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -35,12 +36,19 @@ class ServiceHome(Protocol):
 
 
 class ServiceSwarm:
-    """Service swarm: a `ServingSwarm` under the service's name."""
+    """Service swarm: a `ServingSwarm` under the service's name. Generations that are begun with it are one request's:
+    others have their own `for_request`."""
 
     def __init__(self, name: str, opened: HoldingSwarm, places: CircuitPlaces) -> None:
         self.opened = opened
         self.places = places
+        self._name = name
         self._model = replace(opened.model, name=name)
+        self._request = RequestPlaces()
+
+    def for_request(self) -> "ServiceSwarm":
+        """Returns the service as one request has it."""
+        return ServiceSwarm(self._name, self.opened, self.places)
 
     @property
     def model(self) -> ModelSpec:
@@ -73,6 +81,12 @@ class ServiceSwarm:
         timeout_s: float = FORMATION_TIMEOUT_S,
         **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
+        """As `AsyncSwarm.stream_events`.
+
+        Raises:
+            InvalidRequest: the request asks for more generations than the service can have at once.
+        """
+        self._count_generation()
         return self._on_a_circuit(
             lambda: self.opened.stream_events(prompt, params=params, timeout_s=timeout_s, **hints)
         )
@@ -88,6 +102,8 @@ class ServiceSwarm:
         timeout_s: float = FORMATION_TIMEOUT_S,
         **hints: Unpack[SpeedHints],
     ) -> AsyncIterator[TextPiece]:
+        """As `AsyncSwarm.stream_chat_events`; raises as `stream_events`."""
+        self._count_generation()
         return self._on_a_circuit(
             lambda: self.opened.stream_chat_events(
                 messages,
@@ -117,11 +133,21 @@ class ServiceSwarm:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self.opened.detokenize(token_ids)
 
+    def _count_generation(self) -> None:
+        most = self.places.maximum
+        if self._request.generations >= most:
+            raise InvalidRequest(
+                f"the service {self._name} has {most} circuits at most, and each choice of each prompt takes one: ask "
+                "for fewer at once",
+                "n",
+            )
+        self._request.generations += 1
+
     async def _on_a_circuit(
         self, begin: Callable[[], AsyncIterator[TextPiece]]
     ) -> AsyncGenerator[TextPiece, None]:
         async with (
-            self.places.place() as has_begun,
+            self.places.place(self._request) as has_begun,
             aclosing(cast("AsyncGenerator[TextPiece, None]", begin())) as pieces,
         ):
             async for piece in pieces:

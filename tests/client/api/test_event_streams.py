@@ -1,12 +1,16 @@
 """A generation that has been returned is over, for its hops as well."""
 
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from molink.client.api.event_streams import texts, whole
+from molink.client.api.event_streams import PROMPT_COUNTED, generation_events, texts, whole
 from molink.client.api.generation import Generation, TextPiece
+from molink.client.api.opened_swarm import OpenedSwarm
+from molink.client.errors import SwarmUnavailable
+from molink.shards.spec import SamplingParams
 
 pytestmark = pytest.mark.anyio
 
@@ -40,3 +44,21 @@ async def test_a_text_that_nobody_reads_on_has_ended_when_it_is_closed() -> None
     assert not pieces.has_ended
     await text.aclose()
     assert pieces.has_ended
+
+
+async def test_how_long_a_prompt_is_is_known_before_anything_is_computed() -> None:
+    async def speculation(_: object) -> None:
+        return None
+
+    async def encoded() -> tuple[int, ...]:
+        return (7, 8, 9)
+
+    def session(*_: object, **__: object) -> None:
+        raise SwarmUnavailable("nobody is there")
+
+    opened = SimpleNamespace(spec=SimpleNamespace(name="poet"), speculation=speculation, session=session)
+    told: list[int] = []
+    PROMPT_COUNTED.set(told.append)
+    with pytest.raises(SwarmUnavailable):
+        await whole(generation_events(cast("OpenedSwarm", opened), encoded, SamplingParams(), {}, 1.0))
+    assert told == [3]

@@ -11,7 +11,7 @@ from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.models import fetching
 from molink.client.models.fetching import ArtifactRequest, NotFetched, fetch
-from molink.client.models.model_choice import asked_in_order, candidates
+from molink.client.models.model_choice import asked_in_order, candidates, in_order_of_names
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -111,9 +111,9 @@ async def test_who_brings_it_is_not_asked_beside_others() -> None:
 WHOLE = Span(0, 6)
 
 
-def _view(address: str, name: str, span: Span = WHOLE) -> PeerView:
+def _view(address: str, name: str, span: Span = WHOLE, model_hash: str = "") -> PeerView:
     view = FakePeer(span).view
-    model = replace(view.facts.model, name=name, model_hash=f"{name:0>64}", layers=6)
+    model = replace(view.facts.model, name=name, model_hash=model_hash or f"{name:0>64}", layers=6)
     return replace(view, facts=replace(view.facts, grpc_addresses=(address,), model=model))
 
 
@@ -133,6 +133,20 @@ def test_what_the_user_named_comes_first() -> None:
     crowd = [_view(f"192.{number}.2.1:4002", "crowd") for number in range(5)]
     named = _view("127.0.0.1:4002", "own")
     assert candidates([*crowd, named], {named.peer_id})[0].served.name == "own"
+
+
+def test_of_models_of_one_name_the_likeliest_comes_first_whatever_else_strangers_announce() -> None:
+    honest = [_view(f"198.{number}.100.7:4002", "poet", model_hash="9f" * 32) for number in (51, 52)]
+    stranger = _view("192.0.2.1:4002", "poet", model_hash="01" * 32)
+    misnamed = _view("192.0.2.2:4002", "bard", model_hash="9f" * 32)
+    half = [_view(f"192.{at}.2.1:4002", "poet", Span(0, 3), model_hash="02" * 32) for at in range(5)]
+    served = in_order_of_names([misnamed, *half, stranger, *honest], ())
+    assert [(one.name, one.model_hash[:2]) for one in served] == [
+        ("bard", "9f"),
+        ("poet", "9f"),
+        ("poet", "01"),
+        ("poet", "02"),
+    ]
 
 
 def test_one_of_each_network_is_asked_before_a_second_one() -> None:

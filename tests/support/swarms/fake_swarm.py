@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from molink.client.api.circuits_preview import CircuitsPreview
+from molink.client.api.event_streams import PROMPT_COUNTED
 from molink.client.api.generation import (
     CircuitReport,
     FinishReason,
@@ -55,6 +56,8 @@ DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
 """A word of prompts that nobody may quote."""
 MODEL = "molink/tiny-shakespeare"
+PROMPT_TOKENS = 5
+"""Of any prompt, as a fake swarm has it."""
 CHAT: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": f"the secret word is {PRIVATE_WORD}"}],
@@ -139,6 +142,8 @@ class FakeSwarm:
     """For so long the gateway keeps responses, where it has a database."""
     opened: list[str] = field(default_factory=list)
     """Those of them that were asked for, each time that one was opened."""
+    closed: list[str] = field(default_factory=list)
+    """Those that were closed again."""
     finish_reason: FinishReason = "stop"
     stop_string: str | None = None
     cached_tokens: int = 0
@@ -192,7 +197,10 @@ class FakeSwarm:
         known = {name: one for one in (self, *self.others) for name in (one.model.name, one.model.model_hash)}
         if model not in known:
             raise ModelNotFound(model, "the swarm does not serve it")
-        yield known[model]
+        try:
+            yield known[model]
+        finally:
+            self.closed.append(model)
 
     async def preview(self, circuits: int, tokens: int) -> CircuitsPreview:
         route = Route((RouteHop("12D3", Span(0, 2), (), 1.0, 0.0),), 1.0, 0.0)
@@ -295,6 +303,7 @@ class FakeSwarm:
         if (span := CURRENT_SPAN.get()) is not None:
             self.trace_ids.append(span.context.trace_id)
         self.scopes.append(GUESS_SCOPE.get())
+        PROMPT_COUNTED.get()(PROMPT_TOKENS)
         scored = []
         before = () if params.prompt_logprobs is None else _scored_prompt(params.prompt_logprobs)
         contents: list[str] = []
@@ -338,7 +347,7 @@ class FakeSwarm:
         return Generation(
             text=text,
             token_ids=tuple(range(len(self.words))),
-            prompt_tokens=5,
+            prompt_tokens=PROMPT_TOKENS,
             finish_reason=self.finish_reason,
             ttft_s=0.1,
             tpot_s=0.02,

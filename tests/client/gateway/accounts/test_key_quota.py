@@ -20,6 +20,7 @@ from molink.client.gateway.accounts.quota_levels import (
 from molink.client.gateway.accounts.quotas import Quotas
 
 NOW_S = 1_000_000.0
+DEADLINE_S = 60.0
 
 
 class Ledger:
@@ -30,6 +31,11 @@ class Ledger:
         self.streams: dict[str, int] = {}
         self.asked = 0
         self.fails = False
+        self.asks = asyncio.Event()
+        """Set when somebody asks."""
+        self.answers = asyncio.Event()
+        self.answers.set()
+        """Cleared by a test: who asks waits."""
 
     def of(self, gateway: str) -> "LedgerOfGateway":
         return LedgerOfGateway(self, gateway)
@@ -45,6 +51,8 @@ class LedgerOfGateway:
         await asyncio.sleep(0)
         ledger = self._ledger
         ledger.asked += 1
+        ledger.asks.set()
+        await ledger.answers.wait()
         if ledger.fails:
             raise AccountsUnavailable("gone")
         elsewhere = sum(held for gateway, held in ledger.streams.items() if gateway != self._gateway)
@@ -192,6 +200,25 @@ async def test_at_the_end_everything_is_given_back() -> None:
         QuotaKind.REQUESTS: 79,
         QuotaKind.DAY_TOKENS: 770,
     }
+    assert ledger.streams == {"a": 0}
+
+
+@pytest.mark.anyio
+async def test_at_the_end_what_is_leased_ahead_at_that_moment_keeps_nothing_from_being_given_back() -> None:
+    ledger, one = Ledger(), key(tokens_per_day=8000, streams=8)
+    quotas = Quotas(ledger.of("a"))
+    taken = await quotas.take(one, 900, 2)
+    assert taken is not None
+    ledger.answers.clear()
+    ledger.asks.clear()
+    async with asyncio.timeout(DEADLINE_S):
+        await ledger.asks.wait()  # for the next slice
+    taken.settle(10)
+    ending = asyncio.create_task(quotas.end())
+    await asyncio.sleep(0)
+    ledger.answers.set()
+    await ending
+    assert ledger.levels[QuotaKind.DAY_TOKENS].left == 7990
     assert ledger.streams == {"a": 0}
 
 

@@ -12,7 +12,16 @@ import pytest
 from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
 from support.gateways.eventually import eventually
 from support.gateways.gateway_keys import bearer, make_key, revoke_key
-from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of, gateway
+from support.swarms.fake_swarm import (
+    CHAT,
+    DEADLINE_S,
+    MODEL,
+    PROMPT_TOKENS,
+    TEXT,
+    FakeSwarm,
+    error_of,
+    gateway,
+)
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.accounts.api_keys import KeyLimits, KeyScope
@@ -247,8 +256,22 @@ def test_what_was_generated_before_a_client_left_counts(
     assert swarm.ended.acquire(timeout=DEADLINE_S)
     eventually(lambda: bool(usage_of(http, key)))
     line = usage_of(http, key)[0]
-    assert line["completion_tokens"] == 3
-    assert line["prompt_tokens"] > 0
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (PROMPT_TOKENS, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompt_of_a_client_that_leaves_before_the_first_token_counts(
+    stream: bool, http: httpx.Client, key: str, swarm: FakeSwarm
+) -> None:
+    swarm.hangs_at = 0
+    asked = CHAT | {"stream": stream, "n": 2}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/chat/completions", json=asked, headers=bearer(key), timeout=0.5)
+    for _ in range(2):
+        assert swarm.ended.acquire(timeout=DEADLINE_S)
+    eventually(lambda: bool(usage_of(http, key)))
+    line = usage_of(http, key)[0]
+    assert (line["requests"], line["prompt_tokens"], line["completion_tokens"]) == (1, PROMPT_TOKENS, 0)
 
 
 def test_streams_of_a_key_are_limited_and_free_again_when_one_ends(

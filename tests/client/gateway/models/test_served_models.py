@@ -9,8 +9,11 @@ import pytest
 from support.swarms.fake_swarm import DEADLINE_S, MODEL, SPEC, FakeSwarm, error_of, gateway
 
 from molink.client.errors import ModelNotFound, SwarmUnavailable
-from molink.client.gateway.accounts.gatekeeper import ANYBODY
-from molink.client.gateway.models.served_models import MOST_OPEN, ServedModels
+from molink.client.gateway.accounts.api_keys import ApiKey, KeyLimits
+from molink.client.gateway.accounts.errors import NotPermitted
+from molink.client.gateway.accounts.gatekeeper import ANYBODY, Caller
+from molink.client.gateway.models.opened_models import MOST_OPEN
+from molink.client.gateway.models.served_models import ServedModels
 from molink.client.gateway.slots import GatewayBusy
 
 OTHER = "somebody/other-model"
@@ -83,6 +86,46 @@ def test_a_model_that_nobody_serves_is_named_with_those_that_are(asked: str, htt
     assert f"this gateway serves {MODEL}, {OTHER}" in error_of(answer)["message"]
 
 
+def namesake(of: str, number: int) -> FakeSwarm:
+    """Another model that is announced under that name."""
+    return FakeSwarm(
+        words=(f"namesake {number}",), model=replace(SPEC, name=of, model_hash=f"0{number}" * 32)
+    )
+
+
+def test_a_name_means_the_likeliest_model_of_it_and_others_are_reached_by_their_hashes() -> None:
+    swarm = FakeSwarm(others=[namesake(MODEL, 1), other_model(), namesake(OTHER, 2)])
+    with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+        listed = [(one["id"], one["model_hash"]) for one in http.get("/v1/models").json()["data"]]
+        assert listed == [(MODEL, SPEC.model_hash), (OTHER, OTHER_SPEC.model_hash)]
+        asked = (MODEL, OTHER, "01" * 32, "02" * 32)
+        assert [complete(http, model).json()["choices"][0]["text"] for model in asked] == [
+            "But soft!",
+            "Other",
+            "namesake 1",
+            "namesake 2",
+        ]
+
+
+def test_a_key_for_one_of_two_models_of_a_name_asks_for_that_one_by_it() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(), namesake(OTHER, 1), namesake(MODEL, 2)])
+        limits = KeyLimits(models=("01" * 32, "02" * 32))
+        key = ApiKey(
+            id="a", name="a", digest=b"", scopes=frozenset(), limits=limits, quota_id="a", created_at_s=0.0
+        )
+        limited = Caller(key)
+        async with ServedModels(swarm, others=True) as models:
+            listed = {one["id"]: one["model_hash"] for one in await models.listed(limited)}
+            assert listed == {OTHER: "01" * 32, MODEL: "02" * 32}
+            for name, model_hash in listed.items():
+                assert (await models.get(name, limited)).model.model_hash == model_hash
+            with pytest.raises(NotPermitted):
+                await models.get(OTHER_SPEC.model_hash, limited)
+
+    asyncio.run(asked())
+
+
 def test_a_gateway_of_one_model_serves_that_one() -> None:
     async def asked() -> None:
         async with ServedModels(FakeSwarm(others=[other_model()])) as models:
@@ -121,7 +164,12 @@ def test_who_leaves_while_a_model_is_opened_takes_it_from_nobody() -> None:
     asyncio.run(asked())
 
 
-def test_so_many_models_are_open_and_no_more() -> None:
+async def ask(models: ServedModels, one: FakeSwarm) -> None:
+    """As a request does: in a task of its own."""
+    assert (await asyncio.create_task(models.get(one.model.name, ANYBODY))).model == one.model
+
+
+def test_so_many_models_are_used_at_once_and_no_more() -> None:
     async def asked() -> None:
         swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 1)])
         async with ServedModels(swarm, others=True) as models:
@@ -130,5 +178,56 @@ def test_so_many_models_are_open_and_no_more() -> None:
             with pytest.raises(GatewayBusy, match="Ask for one of them"):
                 await models.get(swarm.others[-1].model.name, ANYBODY)
             await models.get(swarm.others[0].model.name, ANYBODY)
+            assert swarm.closed == []
+        assert sorted(swarm.closed) == sorted(swarm.opened)
 
     asyncio.run(asked())
+
+
+def test_the_model_that_was_unused_longest_makes_way_for_another_one() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 1)])
+        first, second, *_, last = swarm.others
+        async with ServedModels(swarm, others=True) as models:
+            for one in swarm.others[:MOST_OPEN]:
+                await ask(models, one)
+            await ask(models, first)
+            await ask(models, last)
+            assert swarm.closed == [second.model.model_hash]
+            await ask(models, first)
+            assert swarm.opened.count(first.model.model_hash) == 1
+            await ask(models, second)
+            assert swarm.opened.count(second.model.model_hash) == 2
+
+    asyncio.run(asked())
+
+
+def test_models_that_no_peer_serves_any_more_make_way_first() -> None:
+    async def asked() -> None:
+        swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN)])
+        async with ServedModels(swarm, others=True) as models:
+            for one in swarm.others:
+                await ask(models, one)
+            gone = swarm.others.pop()
+            swarm.others.append(other_model(MOST_OPEN))
+            await ask(models, swarm.others[-1])
+            assert swarm.closed == [gone.model.model_hash]
+
+    asyncio.run(asked())
+
+
+def test_a_model_with_a_generation_under_way_makes_way_for_none() -> None:
+    swarm = FakeSwarm(others=[other_model(number) for number in range(MOST_OPEN + 2)])
+    used, *others = swarm.others
+    used.words, used.hangs_at = ("Other", "never"), 1
+    streamed = {"model": OTHER, "prompt": "a", "stream": True}
+    with (
+        gateway(swarm) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S) as http,
+        http.stream("POST", "/v1/completions", json=streamed) as stream,
+    ):
+        lines = stream.iter_lines()  # which would close the stream if nobody held it
+        assert next(lines)
+        for one in others:
+            assert complete(http, one.model.name).status_code == 200
+        assert swarm.closed == [one.model.model_hash for one in others[:2]]

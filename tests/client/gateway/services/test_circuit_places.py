@@ -12,7 +12,12 @@ from support.swarms.fake_swarm import DEADLINE_S, MODEL, FakeHeldCircuits
 from molink.client.errors import SwarmUnavailable
 from molink.client.gateway.accounts.database import Database, opened_database
 from molink.client.gateway.accounts.errors import AccountsUnavailable
-from molink.client.gateway.services.circuit_places import CircuitPlaces, LeasesCircuits, PlaceTerms
+from molink.client.gateway.services.circuit_places import (
+    CircuitPlaces,
+    LeasesCircuits,
+    PlaceTerms,
+    RequestPlaces,
+)
 from molink.client.gateway.services.circuit_store import CircuitGrant, CircuitStore
 from molink.client.gateway.services.service import CircuitDemand, OperationState, ServiceSpecification
 from molink.client.gateway.services.service_store import ServiceStore
@@ -41,7 +46,7 @@ class Watch:
     """Which gateway's generation began when."""
 
     async def generate(self, at: int) -> None:
-        async with self.gateways[at].places.place() as has_begun:
+        async with self.gateways[at].places.place(RequestPlaces()) as has_begun:
             self.order.append(at)
             has_begun()
             self.most = max(self.most, sum(one.places.in_use for one in self.gateways))
@@ -121,7 +126,7 @@ async def test_a_circuit_that_is_held_for_later_makes_way_for_another_gateways_g
         for _ in range(2):
             await holder.places.form(holder.held.add(256, DEADLINE_S))
         for count in range(1, MAXIMUM + 1):
-            await generations.enter_async_context(other.places.place())
+            await generations.enter_async_context(other.places.place(RequestPlaces()))
             assert holder.circuits + other.circuits <= MAXIMUM
             left = min(2, MAXIMUM - count)
             await until(lambda left=left, count=count: (holder.circuits, other.circuits) == (left, count))  # type: ignore[misc]
@@ -134,12 +139,12 @@ async def test_a_circuit_that_is_being_formed_makes_way_for_a_generation(url: st
         AsyncExitStack() as generations,
     ):
         for _ in range(MAXIMUM - 1):
-            await generations.enter_async_context(one.places.place())
+            await generations.enter_async_context(one.places.place(RequestPlaces()))
         one.places.want_spare(1)
         await until(lambda: one.places.free > 0)
         with forming(one) as task:
             await asyncio.sleep(0)
-            await generations.enter_async_context(one.places.place())
+            await generations.enter_async_context(one.places.place(RequestPlaces()))
             await task
         assert (one.held.count, one.places.in_use) == (0, MAXIMUM)
 
@@ -149,7 +154,7 @@ async def test_who_waits_no_more_takes_no_place(url: str, tmp_path: Path) -> Non
         watch = Watch(serving)
         async with AsyncExitStack() as generations:
             for _ in range(MAXIMUM):
-                await generations.enter_async_context(serving[0].places.place())
+                await generations.enter_async_context(serving[0].places.place(RequestPlaces()))
             waiting = [asyncio.create_task(watch.generate(at)) for at in (0, 0, 1)]
             await until(lambda: [one.places.waiting for one in serving] == [2, 1])
             waiting[0].cancel()
@@ -189,14 +194,44 @@ async def test_without_the_database_what_was_leased_goes_on_and_more_is_refused_
         store = Failing(database, "g1")
         async with gateway(store, waits_s=2.0) as one:
             watch = Watch([one])
-            async with one.places.place():
+            async with one.places.place(RequestPlaces()):
                 pass
             store.fails = True
             await watch.generate(0)  # on the place that it still has
-            async with one.places.place():
+            async with one.places.place(RequestPlaces()):
                 with pytest.raises(AccountsUnavailable):
                     await watch.generate(0)
             store.fails = False
-            async with one.places.place(), one.places.place(), one.places.place():
+            async with (
+                one.places.place(RequestPlaces()),
+                one.places.place(RequestPlaces()),
+                one.places.place(RequestPlaces()),
+            ):
                 with pytest.raises(SwarmUnavailable, match="all 3 circuits of the service poet are in use"):
                     await watch.generate(0)
+
+
+async def test_a_request_waits_for_places_that_its_own_generations_have(url: str, tmp_path: Path) -> None:
+    async with (
+        deployed(url, tmp_path) as (database, _, _),
+        gateway(CircuitStore(database, "g1"), waits_s=0.3) as one,
+        AsyncExitStack() as others,
+    ):
+        one.places.want_spare(MAXIMUM)
+        await until(lambda: one.places.free == MAXIMUM)
+        for _ in range(MAXIMUM - 1):
+            await others.enter_async_context(one.places.place(RequestPlaces()))
+        request = RequestPlaces()
+
+        async def generate() -> None:
+            async with one.places.place(request):
+                pass
+
+        async with one.places.place(request):
+            later = asyncio.create_task(generate())
+            await until(lambda: one.places.waiting == 1)
+            with pytest.raises(SwarmUnavailable):
+                await Watch([one]).generate(0)  # it came behind, and its time is over
+            assert not later.done()
+        await later
+        assert one.places.in_use == MAXIMUM - 1

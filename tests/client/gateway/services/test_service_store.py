@@ -171,6 +171,45 @@ async def test_a_token_is_one_machines_and_goes_with_it(url: str, tmp_path: Path
         assert [one.fault(time.time()) is None for one in await keys.all()] == [False]
 
 
+@pytest.mark.anyio
+async def test_a_machine_that_has_a_token_is_registered_with_no_other_one_until_that_has_ended(
+    url: str, tmp_path: Path
+) -> None:
+    async with opened(url, tmp_path) as database:
+        nodes, keys = NodeStore(database), KeyStore(database)
+        own, other, later = [
+            (await keys.create(name, scopes=frozenset({KeyScope.ACCESS}), limits=KeyLimits()))[0].id
+            for name in ("attic", "mallory", "attic again")
+        ]
+        node = await nodes.register("12D3a", own, "g1", {"hostname": "attic"})
+        with pytest.raises(TokenUsed, match="with another token"):
+            await nodes.register("12D3a", other, "g1", {"hostname": "mallory"})
+        assert await nodes.all() == (node,)
+        with pytest.raises(TokenUsed, match="another machine"):  # its token is still its own
+            await nodes.register("12D3b", own, "g1", {})
+        await keys.revoke(own)
+        assert (await nodes.register("12D3a", later, "g1", {})).key_id == later
+        await nodes.register("12D3b", other, "g1", {})
+
+
+@pytest.mark.anyio
+async def test_of_two_tokens_that_register_one_machine_at_once_one_is_refused(
+    url: str, tmp_path: Path
+) -> None:
+    async with opened(url, tmp_path) as database:
+        nodes, keys = NodeStore(database), KeyStore(database)
+        tokens = [
+            (await keys.create(name, scopes=frozenset({KeyScope.ACCESS}), limits=KeyLimits()))[0].id
+            for name in ("attic", "mallory")
+        ]
+        outcomes = await asyncio.gather(
+            *(nodes.register("12D3a", token, "g1", {}) for token in tokens), return_exceptions=True
+        )
+        registered = [one for one in outcomes if not isinstance(one, BaseException)]
+        assert [type(one) for one in outcomes if isinstance(one, BaseException)] == [TokenUsed]
+        assert await nodes.all() == tuple(registered)
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.integers(0, 12)), max_size=30),
     st.integers(1, 4),

@@ -98,6 +98,26 @@ def generating(http: httpx.Client) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 3}),
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 3}),
+    ],
+)
+def test_more_choices_than_a_service_has_circuits_are_refused_before_one_begins(
+    path: str, asked: dict[str, object], swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    with serving(swarm, tmp_path, DEADLINE_S) as http:
+        deploy(http, resources={"minimum_circuits": 1, "maximum_circuits": 2})
+        refused = http.post(path, json={"model": "poet", **asked})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "n")
+        assert "has 2 circuits at most" in error_of(refused)["message"]
+        assert swarm.calls == []
+        assert len(complete(http, n=2).json()["choices"]) == 2
+
+
 def test_a_service_is_deployed_used_and_deleted(http: httpx.Client, swarm: FakeSwarm) -> None:
     operation = deploy(http, resources={"minimum_circuits": 2, "maximum_circuits": 3})
     assert (operation["state"], operation["progress"], operation["subject"]) == ("succeeded", 1.0, "poet")
