@@ -152,11 +152,7 @@ class HolePuncher:
             try:
                 if not await self._try(link, facts, attempt.shift_s):
                     return
-            except (
-                OSError,
-                TimeoutError,
-                ProtocolError,
-            ) as error:  # the last: the other end says a false address
+            except (OSError, TimeoutError, ProtocolError) as error:  # or the other end says a false address
                 _log.debug("punching to %s failed: %s", link.peer_id, error)
             number += 1
 

@@ -46,9 +46,8 @@ class CopyIntake:
             return "a part is empty"
         if start + tokens > self.capacity_tokens:
             return f"{start + tokens} tokens are more than the {self.capacity_tokens} that were reserved"
-        is_alone = (
-            tokens == 1 and not self.waiting_bytes
-        )  # a token may take more than a window, and goes then
+        # a token may take more than a window, and goes then
+        is_alone = tokens == 1 and not self.waiting_bytes
         if not is_alone and self.waiting_bytes + payload_bytes > WINDOW_BYTES + PORTION_BYTES:
             return TOO_MUCH
         self.awaited_tokens += tokens

@@ -211,9 +211,8 @@ class CopyKeeper:
                 self._drop(kept, f"its hop could not be reached: {error.reason}")
             return
         until_s = clock() + SETTLED_WITHIN_S
-        while clock() < until_s and self._is_current(
-            kept, plan
-        ):  # the hop goes on behind what is being written
+        # the hop goes on behind what is being written
+        while clock() < until_s and self._is_current(kept, plan):
             if not kept.written_parts:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
