@@ -14,6 +14,8 @@ What a process has loaded when its tests begin is no garbage: half a million obj
 garbage, frozen or not, they took 0.3 s each time, half of what the tests of profiling computed: here they stay frozen.
 Nor is any garbage looked for while they are loaded, and what tests make is looked at a tenth as often as usual: a
 process of many tests keeps so much that to look took a tenth of its time.
+
+What peers of the tests find out of this machine and of models is kept for later runs (`support.peer_findings`).
 """
 
 import gc
@@ -25,7 +27,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from support.peer_findings import use_findings
 from support.properties import WHOLE
+
+import molink
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MOLINK_LOCAL_NETWORK", "off")
@@ -62,6 +67,12 @@ def constants() -> Constants:
 
 
 providers._get_local_constants = constants
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps what peers find out beside pytest's own cache, where there is one."""
+    if hasattr(config, "cache"):
+        use_findings(config.cache.mkdir("peers"), Path(molink.__file__).parent)
 
 
 @pytest.fixture(scope="session", autouse=True)

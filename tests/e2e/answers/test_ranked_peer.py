@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.swarms.forked_peers import ForkedSwarm, start_program
+from support.peer_findings import remind
+from support.swarms.forked_peers import start_program
 from support.swarms.live_swarms import (
     BUNDLED,
     FORMATION_TIMEOUT_S,
@@ -39,7 +40,7 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
 ) -> None:
     arguments = ["join", "--new-swarm", "--model", BUNDLED, "--dtype", "float32", "--layers", "0:12"]
     log, state = tmp_path / "log", tmp_path / "state"
-    ForkedSwarm.remind(state)
+    remind(state)
     process = await start_program(PROGRAM, [*arguments, "--state-dir", str(state)], log)
     assert process.stdout is not None
     try:

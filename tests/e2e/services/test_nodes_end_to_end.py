@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.gateways.gateway_keys import bearer
 from support.gateways.operators import DEADLINE_S, ended, new_key, operating
+from support.peer_findings import remind
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -29,7 +30,7 @@ STREAMED_TOKENS = 600
 async def access(swarm: ForkedSwarm, gateway: LocalGateway, token: str) -> tuple[Process, list[str]]:
     """The process of a machine that registers, and what it says until it is ready or ends."""
     folder = swarm.folder / "node"
-    swarm.remind(folder)
+    remind(folder)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "molink.peer", "access", "--gateway", gateway.url, "--model", BUNDLED,
         "--layers", "6:12", "--name", "node", "--state-dir", str(folder),

@@ -7,7 +7,6 @@ Only tests where the start of the program matters, or all of its environment, st
 
 import asyncio
 import importlib
-import json
 import multiprocessing
 import os
 import runpy
@@ -20,8 +19,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 from unittest.mock import patch
+
+from support.peer_findings import remember, remind
 
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
@@ -70,30 +71,11 @@ class ForkedSwarm(LocalSwarm):
     """A swarm whose peers are forked, where processes can be, and find out nothing that a peer of this kind has found
     out before: each begins with what a later start on this machine would remember."""
 
-    profiles: ClassVar[dict[str, object]] = {}
-    """What all such peers have measured in this run."""
-    digests: ClassVar[dict[str, bytes]] = {}
-    """What they have read, tried and measured of models, by the name of the file that remembers it."""
-
     async def join(self, name: str, *options: str, initial_peers: Sequence[str] | None = None) -> LocalPeer:
-        self.remind(self.folder / name)
+        remind(self.folder / name)
         peer = await super().join(name, *options, initial_peers=initial_peers)
-        profiles = peer.state_dir / "profiles.json"
-        self.profiles.update(json.loads(profiles.read_text(encoding="utf-8")))
-        self.digests.update(
-            {path.name: path.read_bytes() for path in (peer.state_dir / "digests").glob("*.json")}
-        )
+        remember(peer.state_dir)
         return peer
-
-    @classmethod
-    def remind(cls, state_dir: Path) -> None:
-        """Makes the state directory of a peer that has been started before."""
-        digests = state_dir / "digests"
-        digests.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state_dir.chmod(0o700)
-        (state_dir / "profiles.json").write_text(json.dumps(cls.profiles), encoding="utf-8")
-        for file, content in cls.digests.items():
-            (digests / file).write_bytes(content)
 
     async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         if sys.platform != "linux":
