@@ -35,13 +35,8 @@ class LocalGateway:
         """Raises:
         SwarmUnavailable: it ended, or did not listen within START_TIMEOUT_S.
         """
-        with self._log.open("ab") as errors:
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "molink.client.gateway", "--port", "0",
-                "--initial-peers", *self._initial_peers, *self._options,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
-                env=os.environ | {ENDS_WITH_STDIN: "1"}, creationflags=OWN_GROUP,
-            )  # fmt: skip
+        arguments = ("--port", "0", "--initial-peers", *self._initial_peers, *self._options)
+        process = self._process = await self.launch(arguments, self._log)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await process.stdout.readline() if process.stdout is not None else b""
@@ -61,6 +56,15 @@ class LocalGateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop()
+
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        """`molink-gateway ARGUMENTS`, with a pipe as its stdout and its stderr at the end of `log`."""
+        with log.open("ab") as errors:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "molink.client.gateway", *arguments,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
+                env=os.environ | {ENDS_WITH_STDIN: "1"}, creationflags=OWN_GROUP,
+            )  # fmt: skip
 
     @property
     def process_id(self) -> int | None:

@@ -14,6 +14,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from support.gateways.forked_gateway import ForkedLocalGateway
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -22,7 +23,6 @@ from molink.client.api.generation import CircuitReport
 from molink.client.api.running_sessions import REQUEST_TAG
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.epochs.shared_prompt import SharedPrompt
-from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 from molink.shards.spec import SamplingParams
 from molink.simnet.core.traces import TraceRequest
@@ -290,7 +290,7 @@ async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) ->
     async with ForkedSwarm() as swarm:
         last = await swarm.join("last", "--model", BUNDLED, "--memory", "600MB")
         async with (
-            LocalGateway(swarm.addresses, tmp_path / "log") as gateway,
+            ForkedLocalGateway(swarm.addresses, tmp_path / "log") as gateway,
             httpx.AsyncClient(base_url=gateway.url, timeout=STARTED_WITHIN_S) as http,
         ):
             assert (await http.get("/readyz")).status_code == 200

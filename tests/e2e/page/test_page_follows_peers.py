@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
+from support.gateways.forked_gateway import ForkedLocalGateway
 from support.page.browser import page_at
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED
 
-from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.e2e, pytest.mark.full]
@@ -35,7 +35,7 @@ async def swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
 @pytest.fixture
 async def page(browser: Browser, swarm: LocalSwarm, tmp_path: Path) -> AsyncIterator[Page]:
     async with (
-        LocalGateway(swarm.addresses, tmp_path / "log", "--invite", swarm.addresses[0]) as gateway,
+        ForkedLocalGateway(swarm.addresses, tmp_path / "log", "--invite", swarm.addresses[0]) as gateway,
         page_at(browser, gateway.url) as found,
     ):
         await found.get_by_role("radio", name="Complete").check()

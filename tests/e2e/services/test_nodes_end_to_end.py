@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.gateways.forked_gateway import ForkedLocalGateway
 from support.gateways.gateway_keys import bearer
 from support.gateways.operators import DEADLINE_S, ended, new_key, operating
 from support.peer_findings import remind
@@ -63,7 +64,7 @@ async def test_a_machine_registers_serves_is_seen_by_its_operator_alone_and_exit
     async with ForkedSwarm() as swarm:
         volunteer = await swarm.join("front", "--model", BUNDLED, "--layers", "0:6")
         async with (
-            LocalGateway(swarm.addresses, tmp_path / "log") as gateway,
+            ForkedLocalGateway(swarm.addresses, tmp_path / "log") as gateway,
             operating(gateway, operator) as http,
         ):
             process, said = await access(swarm, gateway, token)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.gateways.forked_gateway import ForkedLocalGateway
 from support.gateways.gateway_keys import bearer
 from support.gateways.operators import DEADLINE_S, ended, new_key, operating
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED
 
 from molink.client.gateway.accounts.api_keys import KeyScope
-from molink.client.local.local_gateway import LocalGateway
 from molink.shards.checkpoint.catalog import BUNDLED as BUNDLED_MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
@@ -45,7 +45,7 @@ async def test_a_peer_serves_what_its_operator_orders_and_its_own_model_again_wh
     async with ForkedSwarm() as swarm:
         await swarm.join("whole", "--model", BUNDLED, "--layers", "0:12")
         async with (
-            LocalGateway(swarm.addresses, tmp_path / "log") as gateway,
+            ForkedLocalGateway(swarm.addresses, tmp_path / "log") as gateway,
             operating(gateway, operator) as http,
         ):
             identity = (await http.get(NODES)).json()["operator"]

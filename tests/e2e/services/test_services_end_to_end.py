@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.gateways.forked_gateway import ForkedLocalGateway
 from support.gateways.gateway_keys import bearer
 from support.gateways.operators import DEADLINE_S, ended, new_key, operating
 from support.swarms.forked_peers import ForkedSwarm
@@ -18,7 +19,6 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import SwarmError
 from molink.client.gateway.accounts.api_keys import KeyScope
-from molink.client.local.local_gateway import LocalGateway
 from molink.peer.daemon.control import call_peer
 from molink.peer.memory.lease_table import IDLE_S
 
@@ -71,7 +71,7 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
     key = await new_key(tmp_path / "log.state", KeyScope.OPERATE)
     folder = bundled_folder()
     expected = references.text(folder, references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS))
-    async with LocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
+    async with ForkedLocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
         routing = (await http.post(f"{SERVICES}/preview", json=ASKED)).json()["routing"]
         assert (routing["possible"], routing["load_bytes"], len(routing["circuits"])) == (True, 0, 1)
         too_many = ASKED | {"resources": {"gpu": "H200", "gpu_count": 1}}
@@ -104,7 +104,7 @@ async def test_a_service_is_held_through_a_lost_peer_and_a_killed_gateway_and_de
             os.kill(gateway.process_id, signal.SIGKILL)
         await gateway.wait()
 
-    async with LocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
+    async with ForkedLocalGateway(swarm.addresses, log) as gateway, operating(gateway, key) as http:
         await until(http, state="running", held=1)
         answer = await http.post(
             "/v1/completions",

@@ -3,15 +3,20 @@
 Loading them takes a processor ten times as long as what most gateways of the tests do afterwards.
 """
 
+import asyncio
 import multiprocessing
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from support.swarms.forked_peers import run_peer
+from support.swarms.forked_peers import fork_peer, run_peer
+
+import molink.client.gateway
+from molink.client.local.local_gateway import LocalGateway
 
 PRELOADED = (
     "httpx",
@@ -20,6 +25,17 @@ PRELOADED = (
     "molink.client.gateway.nodes.node_routes",
     "molink.client.gateway.server",
 )
+
+PROGRAM = Path(molink.client.gateway.__file__).with_name("__main__.py")
+
+
+class ForkedLocalGateway(LocalGateway):
+    """A gateway that is forked as peers are, where processes can be: tests that start none as a user does have this."""
+
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        if sys.platform != "linux":
+            return await super().launch(arguments, log)
+        return await fork_peer(arguments, dict(os.environ), log, PROGRAM)  # type: ignore[return-value]
 
 
 class ForkedGateway:
