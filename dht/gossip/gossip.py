@@ -340,7 +340,7 @@ class Gossip:
         return False
 
     def _take_in_record(self, record: bytes, peer_id: str) -> bool:
-        self._lazy_push.record_seen(record)
+        self._lazy_push.record_seen(record, peer_id)
         outcome = self._membership.receive(record, source=peer_id)
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).times(self.copies).pushes
