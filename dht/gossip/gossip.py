@@ -354,7 +354,8 @@ class Gossip:
             if is_loss(record):
                 self.after_loss()
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
-        if wanted and is_state(record):
+        # of strangers, who get no link and are heard out, there are many
+        if wanted and is_state(record) and peer_id in self._links:
             try:
                 self._observer.facts_wanted(peer_id, state_tag(record))
             except AnnouncementError:
