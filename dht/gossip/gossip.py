@@ -340,7 +340,7 @@ class Gossip:
         return False
 
     def _take_in_record(self, record: bytes, peer_id: str) -> bool:
-        self._lazy_push.record_seen(record)
+        self._lazy_push.record_seen(record, peer_id)
         outcome = self._membership.receive(record, source=peer_id)
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).times(self.copies).pushes
@@ -354,7 +354,8 @@ class Gossip:
             if is_loss(record):
                 self.after_loss()
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
-        if wanted and is_state(record):
+        # of strangers, who get no link and are heard out, there are many
+        if wanted and is_state(record) and peer_id in self._links:
             try:
                 self._observer.facts_wanted(peer_id, state_tag(record))
             except AnnouncementError:

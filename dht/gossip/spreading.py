@@ -11,15 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from molink.dht.gossip.iwants import OutstandingIwants
+
 RECORD_ID_BYTES = 8
 MAX_RECORD_IDS = 128
 """In one frame."""
-IWANT_TIMEOUT_S = 10.0
-"""After so long another neighbour that announced the record is asked."""
 _MAX_RECORDS = 4096
 _MAX_SEEN = 65_536
-_MAX_IWANT = 4096
-_MAX_IWANT_OF_ONE = 512
 _MAX_WAITING = 4096
 MAX_GONE = 32
 """Latest words of leaving and accusations, which are announced to each new link: no table holds them, and who changes
@@ -48,8 +46,7 @@ class LazyPush:
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, bytes] = OrderedDict()
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._iwant: dict[bytes, tuple[str, float, list[str]]] = {}
-        """By name: who was asked, when that is overdue, and who else has it."""
+        self._iwants = OutstandingIwants()
         self._waiting: dict[str, dict[bytes, bool]] = {}
         """By link, the ids to be announced there next, and whether they are urgent."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
@@ -57,18 +54,17 @@ class LazyPush:
     def open_link(self, link: str) -> None:
         """Begins with a link to that peer."""
         self._waiting[link] = dict.fromkeys(self._gone, True)
+        self._iwants.open_link(link)
 
     def close_link(self, link: str) -> None:
-        """Ends with a link: what its peer was asked for is overdue."""
+        """Ends with a link: what its peer was asked for others are asked for next, or it is forgotten."""
         self._waiting.pop(link, None)
-        for name, (asked, _, others) in list(self._iwant.items()):
-            if asked == link:
-                self._iwant[name] = (asked, 0.0, others)
+        self._iwants.close_link(link)
 
-    def record_seen(self, record: bytes) -> None:
-        """Records that a record has arrived, true or not: nobody needs to be asked for it."""
+    def record_seen(self, record: bytes, source: str | None) -> None:
+        """Records that a record has arrived from `source`, true or not: nobody needs to be asked for it."""
         name = record_id(record)
-        self._iwant.pop(name, None)
+        self._iwants.came(name, source)
         _remember(self._seen, name, None, _MAX_SEEN)
 
     def forward(
@@ -77,7 +73,7 @@ class LazyPush:
         """Forwards a true and new record that came from `source`. Returns the links to push it to; without `push` its
         id will be announced to them instead. `gone`: it says that a peer is gone, which is urgent; `urgent`: its id
         goes even where others wait."""
-        self.record_seen(record)
+        self.record_seen(record, source)
         name = record_id(record)
         _remember(self._records, name, record, _MAX_RECORDS)
         if gone:
@@ -102,38 +98,19 @@ class LazyPush:
 
     def receive_ihave(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
         """A neighbour announces records (IHAVE). Returns the ids to ask it for (IWANT)."""
-        ask: list[bytes] = []
-        outstanding = sum(asked == link for asked, _, _ in self._iwant.values())
-        for name in names:
+        told = tuple(names)
+        for name in told:
             self._waiting.get(link, {}).pop(name, False)  # it has that
-            if name in self._seen:
-                continue
-            if name in self._iwant:
-                others = self._iwant[name][2]
-                if link not in others and link != self._iwant[name][0] and len(others) < len(self._waiting):
-                    others.append(link)
-            elif len(self._iwant) < _MAX_IWANT and outstanding + len(ask) < _MAX_IWANT_OF_ONE:
-                self._iwant[name] = (link, now + IWANT_TIMEOUT_S, [])
-                ask.append(name)
-        return tuple(ask)
+        return self._iwants.announced(link, (name for name in told if name not in self._seen), now)
 
     def receive_iwant(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
         """A neighbour asks for records (IWANT). Returns those that are still here."""
         return tuple(self._records[name] for name in names if name in self._records)
 
     def retry_iwants(self, now: float) -> dict[str, list[bytes]]:
-        """Retries what neighbours have not sent in time, by whom to ask instead. What nobody else has is forgotten."""
-        again: dict[str, list[bytes]] = {}
-        for name, (_, due, others) in list(self._iwant.items()):
-            if now < due:
-                continue
-            living = [link for link in others if link in self._waiting]
-            if not living:
-                del self._iwant[name]
-                continue
-            self._iwant[name] = (living[0], now + IWANT_TIMEOUT_S, living[1:])
-            again.setdefault(living[0], []).append(name)
-        return again
+        """Retries what neighbours have not sent in time, by whom to ask instead, and asks for what had to wait. What
+        nobody else has is forgotten."""
+        return self._iwants.due(now)
 
 
 def _remember(memory: OrderedDict[bytes, _Value], name: bytes, value: _Value, most: int) -> None:

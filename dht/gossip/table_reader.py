@@ -18,7 +18,11 @@ from molink.dht.membership.timing import DiscoveryTiming
 
 logger = logging.getLogger(__name__)
 
-_WANTED = 64
+_MOST_ASKED = 64
+"""Neighbours that are asked for facts at once: more than have links."""
+_ASK_GAP_S = 2.0
+"""From one question for facts to the next to one neighbour: all who speak of strangers are asked side by side, and what
+that takes of this peer's line is theirs to cause."""
 
 
 async def nothing() -> None:
@@ -41,7 +45,8 @@ class TableReader:
         self._timing = timing
         self._traffic = traffic
         self._tasks = tasks
-        self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
+        self._wanted: dict[str, set[int]] = {}
+        """By neighbour that is asked now, the tags of those whose facts it is to be asked for next."""
         self._claims = CopyClaims(timing.bootstrap_timeout_s / 3)
         self._released = trio.Event()
         self.after_pull: Callable[[], None] = lambda: None
@@ -49,24 +54,28 @@ class TableReader:
         """With peer id: records from there that are on their way through the swarm."""
 
     def facts_wanted(self, peer_id: str, tag: int) -> None:
-        """Asks that neighbour soon; if too much is wanted already, the next anti-entropy will find it."""
-        try:
-            self._wanted_in.send_nowait((peer_id, tag))
-        except trio.WouldBlock:
+        """Asks that neighbour soon, beside the others, whom it keeps waiting by no slow answer. If too much is wanted
+        already, the next anti-entropy will find it."""
+        wanted = self._wanted.get(peer_id)
+        if wanted is not None and len(wanted) < MAX_TAGS:
+            wanted.add(tag)
+        elif wanted is None and len(self._wanted) < _MOST_ASKED:
+            self._wanted[peer_id] = {tag}
+            self._tasks.start_soon(peer_id, self._fetch_wanted, peer_id)
+        else:
             logger.debug("too many facts are wanted: those of %016x wait", tag)
 
-    async def fetch_wanted(self) -> None:
-        """One question at a time, until cancelled: many states of one unknown peer arrive before its facts do."""
-        async for peer_id, first in self._wanted_out:
-            tags = {first}
-            while len(tags) < MAX_TAGS:
-                try:
-                    other, tag = self._wanted_out.receive_nowait()
-                except trio.WouldBlock:
-                    break
-                tags |= {tag} if other == peer_id else set()
-            with self._tasks.at_the_risk_of(peer_id):
-                await self.pull(peer_id, tags=tags)
+    async def _fetch_wanted(self, peer_id: str) -> None:
+        """One question at a time, while more is wanted: many states of one unknown peer arrive before its facts do."""
+        try:
+            while tags := self._wanted[peer_id]:
+                self._wanted[peer_id] = set()
+                next_at = trio.current_time() + _ASK_GAP_S
+                with self._tasks.at_the_risk_of(peer_id):
+                    await self.pull(peer_id, tags=tags)
+                await trio.sleep_until(next_at)
+        finally:
+            del self._wanted[peer_id]
 
     async def copy_from(self, peer_id: str, part_came: Callable[[], Awaitable[None]] = nothing) -> None:
         """What the peer knows and this one does not, but for what others give that are asked at the same time.

@@ -84,7 +84,6 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         membership.settle()
         reader.hot_pulled = gossip.announce_pulled  # what a newcomer copies the others have
         links.count(membership.living())  # before the first word, which else lapses before the second is due
-        nursery.start_soon(reader.fetch_wanted)
         nursery.start_soon(maintenance.run)
         nursery.start_soon(publisher.run)
         nursery.start_soon(gossip.run)

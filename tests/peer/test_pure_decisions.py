@@ -54,6 +54,7 @@ DECISIONS = [
     "molink.dht.membership.failure_detector",
     "molink.dht.membership.neighbours",
     "molink.dht.membership.places",
+    "molink.dht.gossip.iwants",
     "molink.dht.gossip.spreading",
     "molink.dht.membership.swarm_clock",
     "molink.dht.membership.timing",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molink.dht.gossip.iwants import FIRST_ALLOWANCE, IWANT_TIMEOUT_S
 from molink.dht.gossip.spreading import (
-    IWANT_TIMEOUT_S,
     MAX_GONE,
     MAX_RECORD_IDS,
     RECORD_ID_BYTES,
@@ -44,7 +44,7 @@ class Net:
 
     def _arrive(self, to: int, source: int, record: bytes) -> None:
         self.carried += 1
-        self.peers[to].record_seen(record)
+        self.peers[to].record_seen(record, str(source))
         if record not in self.held[to]:
             self.held[to].add(record)
             self.peers[to].forward(record, str(source), push=False)
@@ -76,7 +76,7 @@ def test_what_a_neighbour_does_not_send_another_is_asked_for() -> None:
     assert peer.receive_ihave("other", [name], 1.0) == ()
     assert peer.retry_iwants(IWANT_TIMEOUT_S - 1) == {}
     assert peer.retry_iwants(IWANT_TIMEOUT_S) == {"other": [name]}
-    peer.record_seen(b"record")
+    peer.record_seen(b"record", "other")
     assert peer.retry_iwants(10 * IWANT_TIMEOUT_S) == {}
     assert peer.receive_ihave("slow", [name], 0.0) == ()
 
@@ -98,12 +98,12 @@ def test_a_neighbour_that_offers_without_end_is_asked_for_a_bounded_number() -> 
         len(peer.receive_ihave("liar", [at.to_bytes(8) for at in range(first, first + 128)], 0.0))
         for first in range(0, 128 * 100, 128)
     )
-    assert asked == 512
+    assert asked == FIRST_ALLOWANCE
 
 
 def test_nothing_is_handed_out_that_was_not_taken_in() -> None:
     peer = LazyPush()
-    peer.record_seen(b"false")
+    peer.record_seen(b"false", "source")
     peer.forward(b"true", None, push=False)
     assert peer.receive_iwant([record_id(b"false"), record_id(b"true"), b"whatever"]) == (b"true",)
 
