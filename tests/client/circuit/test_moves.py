@@ -328,24 +328,6 @@ async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost
 
 
 @asynchronous
-async def test_a_hop_that_leaves_before_its_session_could_go_over_is_no_loss() -> None:
-    run = Generating(spare=True)
-    run.spare.refuse["reserve"] = pb.Refusal(code="memory", detail="full")
-    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
-    await run.started()
-    run.token(3, 30)
-    leaving(run, run.high)
-    await until(lambda: "reserve" in run.spare.asked)
-    del run.spare.refuse["reserve"]
-    run.lose(run.high, code="paused", sender=run.high)
-    await run.started(2)
-    run.token(4, 1, finish=pb.STOP)
-    assert await soon(got) == [30, 1]
-    assert run.session.log.losses == []
-    assert run.session.log.moves == 0
-
-
-@asynchronous
 async def test_a_hop_that_does_not_answer_its_client_costs_no_standby_its_place() -> None:
     run = Generating(spare=True)
     got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
