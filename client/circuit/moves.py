@@ -174,14 +174,22 @@ class SessionMoves:
         if self._core.is_idle and self._standbys.substitute(peer_id):
             self._core.note_better({peer_id: None}, asyncio.get_running_loop().time(), within_s)
 
-    def excuses(self, loss: HopLost, circuit: ActiveCircuit) -> bool:
-        """Whether that is a hop that goes as it has said, and no failure. It is left out of circuits all the same, if
-        others can take its place, and excused once: who says so and stays may only want to fail unblamed."""
+    def excuses(self, loss: HopLost, run: RunningCircuit) -> bool:
+        """Whether that is a hop that goes as it has said, or a move that cannot be made, and no failure. Who leaves is
+        left out of circuits all the same, if others can take its place, and excused once: who says so and stays may
+        only want to fail, or to hold up moves, unblamed."""
+        if run.before is not None and run.cannot_go_over(loss):
+            for peer_id in set(self._core.leaving).intersection(run.before.route.peer_ids):
+                if not self._excuse(peer_id, run.before):
+                    self._circuit_builder.report_failure(run.before, peer_id)
+            return True
         now_s = asyncio.get_running_loop().time()
-        if loss.code not in LEAVES_WITH or not self._core.may_go(loss.peer_id, now_s):
-            return False
-        facts = circuit.peers[loss.peer_id].facts
-        return self._circuit_builder.quarantine.excuse_leaving(facts, now_s, AVOID_S)
+        may_go = loss.code in LEAVES_WITH and self._core.may_go(loss.peer_id, now_s)
+        return may_go and self._excuse(loss.peer_id, run.circuit)
+
+    def _excuse(self, peer_id: str, circuit: ActiveCircuit) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return self._circuit_builder.quarantine.excuse_leaving(circuit.peers[peer_id].facts, now_s, AVOID_S)
 
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which

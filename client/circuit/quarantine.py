@@ -7,8 +7,8 @@ from molink.dht.records.records import PeerFacts, PeerView
 
 SHUN_S = 2.0
 """For so long it is left out in any case."""
-LEAVES_WITHIN_S = 10.0
-"""From all of a client's sessions."""
+LEAVES_WITHIN_S = 40.0
+"""A peer that drains has left all of a client's sessions by then, whatever became of their moves."""
 MOST_LEFT = 256
 """Peers of which it is remembered that they have left."""
 
