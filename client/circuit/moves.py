@@ -16,6 +16,7 @@ from molink.client.circuit.session_request import Speculation, needs_history
 from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.successor import MovingSession, Successor
 from molink.client.circuit.token_rules import HeadAtFault, TokenStream
+from molink.client.epochs.circuit_events import AVOID_S
 from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.moves_core import LOOK_AGAIN_S, MovesCore
 from molink.client.epochs.session_log import HopLost
@@ -29,6 +30,8 @@ from molink.shards.spec import MOST_GUESSED_TOKENS
 MOST_EARLY = 8 * (1 + MOST_GUESSED_TOKENS)
 """Tokens of an epoch, of eight steps at most, that wait for the last one of the epoch before, which comes over another
 link."""
+LEAVES_WITH = ("lost", "paused")
+"""What becomes of a session at a hop that goes: its link closes, or it is handed back."""
 _log = logging.getLogger(__name__)
 
 
@@ -171,9 +174,22 @@ class SessionMoves:
         if self._core.is_idle and self._standbys.substitute(peer_id):
             self._core.note_better({peer_id: None}, asyncio.get_running_loop().time(), within_s)
 
-    def is_leaving(self, peer_id: str) -> bool:
-        """As `MovesCore.is_leaving`, now."""
-        return self._core.is_leaving(peer_id, asyncio.get_running_loop().time())
+    def excuses(self, loss: HopLost, run: RunningCircuit) -> bool:
+        """Whether that is a hop that goes as it has said, or a move that cannot be made, and no failure. Who leaves is
+        left out of circuits all the same, if others can take its place, and excused once: who says so and stays may
+        only want to fail, or to hold up moves, unblamed."""
+        if run.before is not None and run.cannot_go_over(loss):
+            for peer_id in set(self._core.leaving).intersection(run.before.route.peer_ids):
+                if not self._excuse(peer_id, run.before):
+                    self._circuit_builder.report_failure(run.before, peer_id)
+            return True
+        now_s = asyncio.get_running_loop().time()
+        may_go = loss.code in LEAVES_WITH and self._core.may_go(loss.peer_id, now_s)
+        return may_go and self._excuse(loss.peer_id, run.circuit)
+
+    def _excuse(self, peer_id: str, circuit: ActiveCircuit) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return self._circuit_builder.quarantine.excuse_leaving(circuit.peers[peer_id].facts, now_s, AVOID_S)
 
     async def look_for_better(self, circuit: ActiveCircuit) -> None:
         """Notes which peers of that circuit are to be left for others with which it would really be better, or which

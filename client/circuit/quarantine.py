@@ -7,6 +7,10 @@ from molink.dht.records.records import PeerFacts, PeerView
 
 SHUN_S = 2.0
 """For so long it is left out in any case."""
+LEAVES_WITHIN_S = 40.0
+"""A peer that drains has left all of a client's sessions by then, whatever became of their moves."""
+MOST_LEFT = 256
+"""Peers of which it is remembered that they have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Quarantine:
 
     entries: dict[str, QuarantineEntry] = field(default_factory=dict)
     """By peer id."""
+    left: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By peer id, the sequence of the facts under which it has left, and when; the latest last."""
     is_eligible: Callable[[PeerView], bool] = lambda _: True
     """Whether a peer may be on circuits at all; who may not is never taken back."""
 
@@ -55,6 +61,22 @@ class Quarantine:
         self.entries[facts.peer_id] = QuarantineEntry(
             now_s, shun_s, now_s + seconds, facts.sequence, reason, is_full
         )
+
+    def excuse_leaving(self, facts: PeerFacts, now_s: float, seconds: float) -> bool:
+        """Excuses a peer that leaves as it has said: it is left out for `seconds` where others can take its place.
+
+        False, and nothing done, if it has left before and never been gone: who comes back announces new facts.
+        """
+        sequence, left_s = self.left.get(facts.peer_id, (-1, now_s))
+        if facts.sequence > sequence:
+            self.left.pop(facts.peer_id, None)
+            self.left[facts.peer_id] = facts.sequence, now_s
+        elif now_s >= left_s + LEAVES_WITHIN_S:
+            return False
+        for peer_id in tuple(self.left)[:-MOST_LEFT]:
+            del self.left[peer_id]
+        self.quarantine_peer(facts, now_s, seconds, certain=False)
+        return True
 
     def release_peer(self, peer_id: str) -> None:
         """Releases a peer that did not fail after all."""

@@ -260,7 +260,7 @@ class ClientSession:
             return
         self._moves.stop()
         circuit = run.circuit
-        is_planned = run.cannot_go_over(loss) or self._moves.is_leaving(loss.peer_id)
+        is_planned = self._moves.excuses(loss, run)
         left = loss.peer_id
         if not is_planned:
             left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)

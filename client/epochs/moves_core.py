@@ -7,6 +7,7 @@ to in the same way, hop by hop, and given up if it takes long; one of other span
 (`successor_core.py`). Moves that fail are tried again a few times.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -21,6 +22,8 @@ MOST_ATTEMPTS = 8
 """At moves of one session in a row that fail."""
 MARGIN_S = 0.5
 """Before a leaving hop goes, its session is to be elsewhere."""
+LEAST_NOTICE_S = 2.0
+"""A hop that gives less time than a peer does that pauses has not said in time that it leaves."""
 GONE_WITHIN_S = 10.0
 """After the time that it has named a peer is gone."""
 LOOK_AGAIN_S = 1.0
@@ -37,6 +40,8 @@ class MovesCore(Generic[ReplacementT]):
     """Whether there is a better circuit of other spans, which is to compute it anew."""
     _leaving: dict[str, float] = field(default_factory=dict)
     """By peer, until when it serves."""
+    _may_go: dict[str, float] = field(default_factory=dict)
+    """By peer, from when on it goes without having failed."""
     _better: Mapping[str, ReplacementT | None] = field(default_factory=dict)
     """By the peers of hops that are to be left for better ones, which; None: for who is their standby."""
     _better_until_s: float = 0.0
@@ -62,6 +67,9 @@ class MovesCore(Generic[ReplacementT]):
 
     def note_leaving(self, peer_id: str, now_s: float, within_s: float) -> None:
         """That peer is about to leave. What was better is of the swarm with it."""
+        has_come_back = now_s >= self._leaving.get(peer_id, now_s) + GONE_WITHIN_S
+        said_s = math.inf if has_come_back else self._may_go.get(peer_id, math.inf)
+        self._may_go[peer_id] = min(said_s, now_s + max(within_s, LEAST_NOTICE_S))
         self._leaving[peer_id] = now_s + within_s
         self.elsewhere = False
 
@@ -76,11 +84,13 @@ class MovesCore(Generic[ReplacementT]):
         """Only who goes is left: a part of a better circuit need not be better."""
         self._better = {}
 
-    def is_leaving(self, peer_id: str, now_s: float) -> bool:
-        """Whether that peer has said that it leaves: what becomes of it then is no fault. One that is a hop long after
-        that has come back."""
+    def may_go(self, peer_id: str, now_s: float) -> bool:
+        """Whether that peer has served for as long as it has said: if it goes now, that is no fault. One that fails
+        before has not left, and one that is a hop long after that has come back."""
         until_s = self._leaving.get(peer_id)
-        return until_s is not None and now_s < until_s + GONE_WITHIN_S
+        if until_s is None or now_s >= max(until_s, self._may_go[peer_id]) + GONE_WITHIN_S:
+            return False
+        return now_s >= self._may_go[peer_id] - MARGIN_S
 
     def wants(self, peer_ids: Collection[str], now_s: float) -> bool:
         """Whether one of these hops is to be left, and there is time to."""

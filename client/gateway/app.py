@@ -9,7 +9,6 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
-from molink.client.errors import ModelNotFound
 from molink.client.gateway.accounts.gatekeeper import Gatekeeper
 from molink.client.gateway.accounts.key_quota import RATE_LIMIT_HEADERS
 from molink.client.gateway.accounts.opening import open_to_anybody
@@ -122,19 +121,14 @@ def add_traces(app: FastAPI, traces: Traces | None) -> None:
 def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", **answers(documents.ModelListDocument))
     async def list_models(request: Request) -> dict[str, Any]:
-        """The models that the key may ask for, with their aliases."""
+        """The models that the key may ask for, with their aliases. Of several of one name all but the one that it means
+        are there with their hashes in place of it."""
         return {"object": "list", "data": await gateway.models(request.state.caller)}
 
     @app.get("/v1/models/{model:path}", **answers(documents.ModelDocument))
     async def one_model(model: str, request: Request) -> dict[str, Any]:
         """One model, by its name, hash or alias."""
-        served = await gateway.models(request.state.caller)
-        for entry in served:
-            if model in (entry["id"], entry["model_hash"]):
-                return entry
-        raise ModelNotFound(
-            model, f"this gateway serves {', '.join(entry['id'] for entry in served) or 'you none'}"
-        )
+        return await gateway.describe_model(model, request.state.caller)
 
     @app.post(COMPLETIONS, **answers(documents.CompletionDocument, events=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:

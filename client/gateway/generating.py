@@ -86,8 +86,14 @@ class Gateway:
 
     async def models(self, caller: Caller) -> list[dict[str, Any]]:
         """The models that the caller can ask for here, in OpenAI's shape."""
-        about = {"object": "model", "created": self._since, "owned_by": "swarm"}
-        return [about | entry for entry in await self._models.listed(caller)]
+        return [self._in_shape(entry) for entry in await self._models.listed(caller)]
+
+    async def describe_model(self, asked: str, caller: Caller) -> dict[str, Any]:
+        """One of them, by its name, hash or alias. Raises ModelNotFound."""
+        return self._in_shape(await self._models.describe(asked, caller))
+
+    def _in_shape(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return {"object": "model", "created": self._since, "owned_by": "swarm"} | entry
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""

@@ -1,5 +1,6 @@
 """A second copy of one hop's KV cache of one session, as its standby has it."""
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class KeptCopy:
     """What of it was computed, for copies of this copy."""
     cache: SequenceCache | None = None
     """Its blocks have no names and never get any: what a hop sends may be a lie, which must not outlive the session."""
+    allocating: asyncio.Task[str] | None = None
+    """What takes the cache's memory, and says why it could not; each request for the copy waits for it."""
     waiting: deque[WaitingPart] = field(default_factory=deque)
     is_awaited: bool = False
     """Whether its session is about to go on here."""

@@ -60,6 +60,15 @@ class EngineTurns(Generic[Session, Payload]):
             step.session.decoding.waits = True
         return True
 
+    def most_waiting(self, arriving: Session) -> Session:
+        """The session of which most waits, with the step of `arriving` that has no room; that one itself rather than
+        another. So no session loses anything whose steps are fewer than its share of what may wait."""
+
+        def steps(one: Session) -> tuple[int, bool, tuple[bytes, int]]:
+            return one.progress.queued + (one is arriving), one is arriving, one.key
+
+        return max((arriving, *self._sessions), key=steps)
+
     def next_turn(
         self, now_s: float
     ) -> ComputeBatch[Session, Payload] | ComputeSlice[Session, Payload] | None:

@@ -357,10 +357,10 @@ class HopCore(Generic[Session, Payload]):
             self._queue(pending)
 
     def _queue(self, step: HopStep[Session, Payload]) -> None:
-        """The engine is to have the step; a session whose step has no room has ended."""
-        if self._turns.add(step):
-            return
-        self._fail(step.session, self._settings.peer_id, "busy", "more steps wait here than this peer takes")
+        """The engine is to have the step. Where no more may wait, sessions end of which most does."""
+        while not step.session.ended and not self._turns.add(step):
+            most = self._turns.most_waiting(step.session)
+            self._fail(most, self._settings.peer_id, "busy", "more steps wait here than this peer takes")
 
     def _forward(self, event: events.BatchComputed[Session, Payload]) -> None:
         """To each next hop its rows in order. Where prompts go as they are due, long ones have a frame each, and what

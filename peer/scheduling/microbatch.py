@@ -68,7 +68,7 @@ def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchL
 
 
 QUEUED_STEPS = 4096
-"""More than that do not wait."""
+"""More than that do not wait, of all sessions together."""
 Step = TypeVar("Step", bound=PendingStep[Any])
 _Waiting: TypeAlias = tuple[Step, float]
 """The next step of a session, and since when it could have run."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.compute.backend import StageEngine
@@ -27,6 +28,7 @@ SETTLED_WITHIN_S = 5.0
 """A piece that is being written is known to be within that."""
 LOOK_EVERY_S = 0.002
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class CopyKeeper:
@@ -54,7 +56,7 @@ class CopyKeeper:
         self._neighbours = neighbours
         self._copies: dict[bytes, KeptCopy] = {}
         self.writer = CopyWriter(engine, engine_thread, idle, self._copies, self._written)
-        self._linking: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._refusals = RefusalLog(_log)
         self.own_load: Callable[[], HolderLoad] = HolderLoad
         """What this peer does for sessions of its own: hops hear it with what is kept."""
@@ -97,7 +99,7 @@ class CopyKeeper:
             intake = CopyIntake(plan.capacity_tokens)
             kept = KeptCopy(plan, hop, link, intake, self._logs.open(encoding, row_bytes))
             self._copies[plan.key.session] = kept
-            await self._allocate(kept)
+            kept.allocating = self._begin(self._allocate(kept), f"memory for a copy of {span}")
         else:
             self._tell_hop((kept,), ended=True)  # what it has of this copy's progress is over
             kept.plan, kept.hop, kept.owner = plan, hop, link
@@ -105,9 +107,9 @@ class CopyKeeper:
             if kept.inputs.encoding != encoding:
                 kept.inputs.close()
                 kept.inputs = self._logs.open(encoding, row_bytes)
-        task = asyncio.create_task(self._link(kept, plan, hop), name=f"copy of {span}")
-        self._linking.add(task)
-        task.add_done_callback(self._linking.discard)
+        if kept.allocating is not None and (fault := await asyncio.shield(kept.allocating)):
+            raise RequestRefused("memory", fault)
+        self._begin(self._link(kept, plan, hop), f"copy of {span}")
 
     def renew(self, key: LeaseKey, asker: str) -> int | None:
         """The copy lasts longer; returns how many tokens it covers, None if there is none."""
@@ -179,25 +181,43 @@ class CopyKeeper:
     async def close(self) -> None:
         """Ends what is under way."""
         self.writer.close()
-        tasks = tuple(self._linking)
+        tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _allocate(self, kept: KeptCopy) -> None:
-        """Takes all blocks of the copy, so that it can become a lease without asking for any."""
-        key, capacity = kept.plan.key, kept.plan.capacity_tokens
+    def _begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Has that done beside the request, whose client may be gone before, or come back over another link."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _allocate(self, kept: KeptCopy) -> str:
+        """Takes all blocks of the copy, so that it can become a lease without asking for any; returns why it could not.
+
+        A copy that makes way has given its blocks back before the engine's thread comes to what it makes way for: one
+        that ends while it waits for the thread takes none.
+        """
+        session, capacity = kept.plan.key.session, kept.plan.capacity_tokens
+
+        def allocate() -> None:
+            if self._copies.get(session) is not kept:
+                return
+            kept.cache = self._engine.new_cache(kept.span, capacity, (), reserve=True)
+            # whoever ended it meanwhile may not have seen that there is something to close
+            if self._copies.get(session) is not kept:
+                kept.cache.close()
+
         try:
-            cache = await self._engine_thread.call(
-                lambda: self._engine.new_cache(kept.span, capacity, (), reserve=True)
-            )
+            await self._engine_thread.call(allocate)
         except (ValueError, MemoryError, RuntimeError) as error:
-            self._leases.copies.release(key)
-            raise RequestRefused("memory", f"no memory for a copy of {kept.span}: {error}") from error
-        if self._copies.get(key.session) is not kept:
-            cache.close()
-            raise RequestRefused("memory", "the copy had to make way before it had begun")
-        kept.cache = cache
+            if self._copies.get(session) is kept:
+                self._leases.copies.release(kept.plan.key)  # which may be that of a later epoch by now
+            return f"no memory for a copy of {kept.span}: {error}"
+        if self._copies.get(session) is not kept:
+            return "the copy had to make way before it had begun"
+        return ""
 
     async def _link(self, kept: KeptCopy, plan: SessionPlan, hop: int) -> None:
         """Tells the hop that its copy is kept here, in the epoch of that plan: what comes of an older one's dial is

@@ -107,7 +107,25 @@ class ServedModels:
 
     async def listed(self, caller: MayUse) -> list[dict[str, Any]]:
         """The models that the caller may ask for, the first one first, with their aliases behind them. Each name is
-        there once, with the model that it means: others of that name are asked for by their hashes."""
+        there once, with the model that it means: others of that name are there with their hashes in place of it."""
+        return [*await self._listed_models(caller), *self._listed_services(caller)]
+
+    async def describe(self, asked: str, caller: MayUse) -> dict[str, Any]:
+        """What is listed of the model of that name, hash or alias, or of that service.
+
+        Raises:
+            ModelNotFound: the caller may ask for none of these.
+        """
+        models, services = await self._listed_models(caller), self._listed_services(caller)
+        named = (one for one in (*services, *models) if one["id"] == asked)
+        # a service is asked for by its name alone, whatever model it is of
+        found = next(named, None) or next((one for one in models if one["model_hash"] == asked), None)
+        if found is None:
+            names = ", ".join(one["id"] for one in (*models, *services))
+            raise ModelNotFound(asked, f"this gateway serves {names or 'you none'}")
+        return found
+
+    async def _listed_models(self, caller: MayUse) -> list[dict[str, Any]]:
         models: list[AnnouncedModel] = [self._first.model, *await self._served_beside()]
         entries: dict[str, dict[str, Any]] = {}
         for one in models:
@@ -115,9 +133,13 @@ class ServedModels:
                 about = {"model_hash": one.model_hash, "context_length": self._context_length(one)}
                 known_as = (one.name, one.model_hash)
                 aliases = [alias for alias, name in self._aliases.items() if name in known_as]
-                for name in (one.name, *aliases):
+                means_another = one.name in entries or one.name in self._aliases or self._is_service(one.name)
+                for name in (one.model_hash if means_another else one.name, *aliases):
                     entries.setdefault(name, {"id": name, **about})
-        return [*entries.values(), *self._listed_services(caller)]
+        return [*entries.values()]
+
+    def _is_service(self, name: str) -> bool:
+        return self._services is not None and self._services.knows(name)
 
     def _listed_services(self, caller: MayUse) -> list[dict[str, Any]]:
         """Those that the caller may ask for; of their models what is known here."""

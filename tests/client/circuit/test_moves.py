@@ -2,12 +2,13 @@
 
 import asyncio
 import gc
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from support.circuits.generating import LOW, PROMPT, Generating, rest
-from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.circuit import circuit_core as core
@@ -15,7 +16,8 @@ from molink.client.circuit import reserving
 from molink.client.circuit import session as session_module
 from molink.client.circuit import standbys as standbys_module
 from molink.client.circuit.circuit_builder import CircuitBuilder
-from molink.client.circuit.route_selector import StandbyChoice
+from molink.client.circuit.quarantine import LEAVES_WITHIN_S
+from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.dht.records.records import AnnouncedDraft, LayerLatency, PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
@@ -168,6 +170,34 @@ async def test_a_move_that_a_hop_cannot_make_has_the_same_circuit_asked_for_agai
     run.token(4, 1, finish=pb.STOP)
     assert await soon(got) == [30, 1]
     assert run.session.log.losses == []
+
+
+@pytest.mark.parametrize("left_before_s", [math.inf, 0.0, LEAVES_WITHIN_S + 1])
+@asynchronous
+async def test_a_hop_that_leaves_and_is_not_left_in_time_is_left_out_and_counts_as_a_loss_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, left_before_s: float
+) -> None:
+    """Whoever was to blame that the move could not be made: else one that never hands over could hold up each move."""
+    noted: list[str] = []
+    monkeypatch.setattr(RouteSelector, "record_loss", lambda _, peer_id: noted.append(peer_id))
+    run, clock = Generating(spare=True), asyncio.get_running_loop().time
+    quarantine = run.session._circuit_builder.quarantine  # noqa: SLF001 - what later sessions go by
+    if left_before_s < math.inf:
+        assert quarantine.excuse_leaving(run.high.view.facts, clock() - left_before_s, 0.0)
+    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
+    await run.started()
+    run.token(3, 30)
+    leaving(run, run.high)
+    await moving(run)
+    run.lose(run.spare, epoch=2, code="move", sender=run.spare)
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    avoided, shunned = quarantine.excluded_peers(run.connection.snapshot(SPEC.model_hash), clock())
+    again = LEAVES_WITHIN_S < left_before_s < math.inf
+    assert avoided == {run.high.peer_id}
+    assert (run.high.peer_id in shunned) == again
+    assert noted == ([run.high.peer_id] if again else [])
 
 
 def gone(run: Generating, peer: FakePeer) -> None:
@@ -325,24 +355,6 @@ async def test_a_move_that_is_refused_in_the_moment_in_which_its_circuit_is_lost
     gc.collect()
     await asyncio.sleep(0)
     assert failures == []
-
-
-@asynchronous
-async def test_a_hop_that_leaves_before_its_session_could_go_over_is_no_loss() -> None:
-    run = Generating(spare=True)
-    run.spare.refuse["reserve"] = pb.Refusal(code="memory", detail="full")
-    got = asyncio.create_task(rest(run.session.tokens(DEADLINE_S)))
-    await run.started()
-    run.token(3, 30)
-    leaving(run, run.high)
-    await until(lambda: "reserve" in run.spare.asked)
-    del run.spare.refuse["reserve"]
-    run.lose(run.high, code="paused", sender=run.high)
-    await run.started(2)
-    run.token(4, 1, finish=pb.STOP)
-    assert await soon(got) == [30, 1]
-    assert run.session.log.losses == []
-    assert run.session.log.moves == 0
 
 
 @asynchronous

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from molink.client.epochs.moves_core import (
     BETTER_WITHIN_S,
     GONE_WITHIN_S,
+    LEAST_NOTICE_S,
     MARGIN_S,
     MOST_ATTEMPTS,
     MovesCore,
@@ -35,8 +36,44 @@ def test_a_hop_that_leaves_is_left_as_long_as_there_is_time() -> None:
     assert core.wants(PEERS, 14.4)
     assert not core.wants(PEERS, 14.6)
     assert not core.wants(("a", "c"), 11.0), "it is no hop"
-    assert core.is_leaving("b", 14.9 + GONE_WITHIN_S)
-    assert not core.is_leaving("b", 15.1 + GONE_WITHIN_S), "it has come back since"
+
+
+def test_a_hop_that_has_served_for_as_long_as_it_has_said_may_go_and_one_that_fails_before_has_not_left() -> (
+    None
+):
+    core: MovesCore[str] = MovesCore()
+    core.note_leaving("b", now_s=10.0, within_s=5.0)
+    assert not core.may_go("a", 15.0)
+    assert not core.may_go("b", 14.4)
+    assert core.may_go("b", 14.6)
+    assert core.may_go("b", 14.9 + GONE_WITHIN_S)
+    assert not core.may_go("b", 15.1 + GONE_WITHIN_S), "it has come back since"
+
+
+@pytest.mark.parametrize("first_s", [3.0, 30.0])
+def test_a_hop_that_says_twice_that_it_leaves_may_go_when_the_first_of_the_two_times_is_over(
+    first_s: float,
+) -> None:
+    core: MovesCore[str] = MovesCore()
+    core.note_leaving("b", now_s=0.0, within_s=first_s)
+    core.note_leaving("b", now_s=0.0, within_s=33.0 - first_s)
+    assert not core.may_go("b", 2.0)
+    assert core.may_go("b", 3.0)
+
+
+def test_a_hop_that_gives_no_time_to_leave_it_has_not_left() -> None:
+    core: MovesCore[str] = MovesCore()
+    core.note_leaving("b", now_s=0.0, within_s=0.0)
+    assert not core.may_go("b", 0.1)
+    assert core.may_go("b", LEAST_NOTICE_S)
+
+
+def test_a_hop_that_comes_back_and_leaves_again_serves_for_as_long_as_it_says_then() -> None:
+    core: MovesCore[str] = MovesCore()
+    core.note_leaving("b", now_s=0.0, within_s=3.0)
+    core.note_leaving("b", now_s=100.0, within_s=30.0)
+    assert not core.may_go("b", 101.0)
+    assert core.may_go("b", 130.0)
 
 
 def test_better_peers_are_gone_over_to_together_or_only_who_goes_is_left() -> None:

@@ -14,6 +14,7 @@ from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.microbatch import QUEUED_STEPS
 from molink.peer.scheduling.prefill_slices import SliceSizer
+from molink.peer.scheduling.prefill_window import WINDOW_STEPS
 from molink.shards.spec import Span
 
 CIRCUIT = (("head", Span(0, 2)), ("middle", Span(2, 4)), ("tail", Span(4, 6)))
@@ -98,3 +99,30 @@ def test_steps_of_more_sessions_than_a_peer_takes_are_refused_as_busy() -> None:
     failure = failure_in(middle.rows(QUEUED_STEPS + 1, 0))
     assert (failure.code, failure.detail) == ("busy", "more steps wait here than this peer takes")
     assert failure.session is middle.sessions[-1]
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+def test_where_no_more_may_wait_that_session_ends_of_which_most_does_and_one_within_its_share_is_computed(
+    *, prefill: bool
+) -> None:
+    crowd = QUEUED_STEPS // WINDOW_STEPS + 1
+    middle = Hop(1, crowd + 1)
+    given = middle.rows(0, 0, prefill=True)
+    for number in range(crowd):
+        for step in range(number == 0, WINDOW_STEPS):
+            if middle.core.queued < QUEUED_STEPS:
+                middle.rows(number, step, prefill=True)
+    assert middle.core.queued == QUEUED_STEPS
+    honest = middle.sessions[crowd]
+    failure = failure_in(middle.rows(crowd, 0, prefill=prefill))
+    assert failure.session is not honest
+    assert (failure.code, failure.peer_id) == ("busy", "middle")
+    assert not honest.ended
+    assert [one for one in middle.sessions if one.ended] == [failure.session]
+    assert middle.core.queued <= QUEUED_STEPS
+    computed = set[HopSession]()
+    while honest not in computed:
+        (batch,) = [one.steps for one in given if isinstance(one, events.ComputeBatch)]
+        computed |= {one.session for one in batch}
+        given = middle.tell(events.BatchComputed(batch))
+    assert failure.session not in computed - {middle.sessions[0]}

@@ -1,24 +1,28 @@
 """What is sent or not reached for one copy, or for one epoch of it, costs no other copy and no later epoch anything."""
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.circuits.counted_copies import PLAN, ROW_BYTES, CountingCache, CountingEngine
-from support.links.data_plane import SPEC, asynchronous, until
+from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, soon, until
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
+from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.sessions import HopPlan, SessionPlan
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
 from molink.peer.redundancy.input_log import InputLogs
 from molink.peer.serving import copy_keeper
 from molink.peer.serving.copy_keeper import CopyKeeper
+from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 
@@ -59,14 +63,15 @@ class Neighbours:
 class Standby:
     """A peer that keeps copies of second hops, whose engine is never idle, and their client."""
 
-    def __init__(self) -> None:
-        leases = LeaseBook(SPEC, MemoryPlan(100_000, 0, 2_000))
+    def __init__(self, memory: "Memory | None" = None, thread: EngineThread | None = None) -> None:
+        self.leases = leases = LeaseBook(SPEC, MemoryPlan(100_000, 0, 2_000))
         leases.preload(SPEC.whole, 0.0)
         leases.loaded(SPEC.whole)
-        engine, idle, thread = CountingEngine(), Idle(), SimpleNamespace(call=called)
-        engine.new_cache = lambda *_, **__: Cache()  # type: ignore[attr-defined]
+        counting, idle = CountingEngine(), Idle()
+        counting.new_cache = lambda *_, **__: Cache() if memory is None else memory.new_cache()  # type: ignore[attr-defined]
+        self.thread: Any = thread or SimpleNamespace(call=called)
         self.neighbours = Neighbours()
-        given: tuple[Any, ...] = (engine, leases, thread, idle, InputLogs(10**6), self.neighbours)
+        given: tuple[Any, ...] = (counting, leases, self.thread, idle, InputLogs(10**6), self.neighbours)
         self.keeper = CopyKeeper(STANDBY.peer_id, *given)
         self.failed: list[int] = []
         """Epochs whose copies the client has heard to have ended."""
@@ -188,3 +193,103 @@ async def test_a_hop_that_is_reached_after_its_copy_has_ended_hears_of_none(*, i
         standby.neighbours.dial(one.peer_id).set_result(None)
     await task
     assert standby.neighbours.told == [(1, True)]
+
+
+# -- memory
+
+
+class Counted(Cache):
+    """One whose memory is counted until it is closed."""
+
+    def __init__(self, memory: "Memory") -> None:
+        self.memory = memory
+        memory.caches.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Memory:
+    """The memory of an engine, which has room for one cache."""
+
+    def __init__(self) -> None:
+        self.caches: list[Counted] = []
+
+    @property
+    def taken(self) -> int:
+        return sum(not one.closed for one in self.caches)
+
+    def new_cache(self, *_: object, **__: object) -> Counted:
+        if self.taken:
+            raise MemoryError("all of it is taken")
+        return Counted(self)
+
+
+@asynccontextmanager
+async def standby_with(memory: Memory) -> AsyncGenerator[tuple[Standby, threading.Event]]:
+    """A standby whose engine is at a long step until the event is set."""
+    ends = threading.Event()
+    async with EngineThread() as thread:
+        thread.begin(lambda: ends.wait(DEADLINE_S), lambda _: None)
+        standby = Standby(memory, thread)
+        try:
+            yield standby, ends
+        finally:
+            ends.set()
+            await soon(asyncio.ensure_future(standby.keeper.close()))
+
+
+@asynchronous
+async def test_a_copy_that_makes_way_while_it_waits_for_the_engine_takes_none_of_the_memory() -> None:
+    """Or a lease that it has made way for, and whose cache is made next, would find none."""
+    memory = Memory()
+    async with standby_with(memory) as (standby, ends):
+        asked = asyncio.create_task(standby.keeper.keep(standby.client, plan_of(1), HOP))
+        await until(lambda: standby.waiting(plan_of(1)) == [0])
+        standby.leases.copies.end_all()
+        leased = asyncio.create_task(standby.thread.call(memory.new_cache))
+        await asyncio.sleep(0)
+        ends.set()
+        assert not (await soon(leased)).closed
+        with pytest.raises(RequestRefused, match="had to make way"):
+            await soon(asked)
+        assert memory.taken == 1
+
+
+@asynchronous
+async def test_a_client_that_comes_back_while_its_copy_waits_for_the_engine_has_one_with_memory() -> None:
+    """Its first link, and what was asked for over that, has ended by then."""
+    memory, first, second = Memory(), plan_of(1), plan_of(1, 2)
+    async with standby_with(memory) as (standby, ends):
+        asked = asyncio.create_task(standby.keeper.keep(standby.client, first, HOP))
+        await until(lambda: standby.waiting(first) == [0])
+        again = asyncio.create_task(standby.keeper.keep(standby.client, second, HOP))
+        await until(lambda: standby.keeper.renew(second.key, "client") == 0)
+        asked.cancel()
+        await asyncio.wait((asked,), timeout=DEADLINE_S)
+        assert not again.done(), "there is no memory yet"
+        ends.set()
+        await soon(again)
+        kept = standby.keeper.find(second.key.session)
+        assert kept is not None
+        assert kept.cache is not None
+        assert not kept.cache.closed
+        assert memory.taken == 1
+
+
+@asynchronous
+async def test_a_copy_without_memory_is_booked_no_longer_in_whatever_epoch_it_is_by_then() -> None:
+    memory, first, second = Memory(), plan_of(1), plan_of(1, 2)
+    memory.new_cache()
+    async with standby_with(memory) as (standby, ends):
+        asked = [asyncio.create_task(standby.keeper.keep(standby.client, first, HOP))]
+        await until(lambda: standby.waiting(first) == [0])
+        asked.append(asyncio.create_task(standby.keeper.keep(standby.client, second, HOP)))
+        await until(lambda: standby.keeper.renew(second.key, "client") == 0)
+        ends.set()
+        for one in asked:
+            with pytest.raises(RequestRefused, match="no memory for a copy"):
+                await soon(one)
+        assert standby.keeper.find(second.key.session) is None
+        assert (len(standby.leases.copies), standby.keeper.kv_bytes) == (0, 0)
+        assert standby.failed == [2]

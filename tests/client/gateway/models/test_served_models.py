@@ -97,14 +97,42 @@ def test_a_name_means_the_likeliest_model_of_it_and_others_are_reached_by_their_
     swarm = FakeSwarm(others=[namesake(MODEL, 1), other_model(), namesake(OTHER, 2)])
     with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
         listed = [(one["id"], one["model_hash"]) for one in http.get("/v1/models").json()["data"]]
-        assert listed == [(MODEL, SPEC.model_hash), (OTHER, OTHER_SPEC.model_hash)]
-        asked = (MODEL, OTHER, "01" * 32, "02" * 32)
+        assert listed == [
+            (MODEL, SPEC.model_hash),
+            ("01" * 32, "01" * 32),
+            (OTHER, OTHER_SPEC.model_hash),
+            ("02" * 32, "02" * 32),
+        ]
+        asked = (MODEL, "01" * 32, OTHER, "02" * 32)
         assert [complete(http, model).json()["choices"][0]["text"] for model in asked] == [
             "But soft!",
-            "Other",
             "namesake 1",
+            "Other",
             "namesake 2",
         ]
+
+
+def test_whatever_is_listed_is_described_and_answers_by_its_id_and_its_hash() -> None:
+    """Also where a stranger's model has the name that is another one's alias."""
+    swarm = FakeSwarm(
+        others=[namesake(MODEL, 1), namesake("small", 2), other_model()], aliases={"small": OTHER}
+    )
+    with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+        listed = http.get("/v1/models").json()["data"]
+        assert {one["model_hash"] for one in listed} == {
+            one.model.model_hash for one in (swarm, *swarm.others)
+        }
+        texts: dict[str, set[str]] = {}
+        for one in listed:
+            assert http.get(f"/v1/models/{one['id']}").json()["id"] == one["id"]
+            for asked in (one["id"], one["model_hash"]):
+                about = http.get(f"/v1/models/{asked}").json()
+                assert about["model_hash"] == one["model_hash"]
+                answer = complete(http, asked).json()["choices"][0]["text"]
+                texts.setdefault(one["model_hash"], set()).add(answer)
+        assert sorted(map(len, texts.values())) == [1] * len(texts)
+        assert len(set.union(*texts.values())) == len(texts)
+        assert error_of(http.get(f"/v1/models/{'03' * 32}"))["code"] == "model_not_found"
 
 
 def test_a_key_for_one_of_two_models_of_a_name_asks_for_that_one_by_it() -> None:
