@@ -1,6 +1,6 @@
 """Directory entries of a swarm's peers: what is remembered of each, and what of it may be shown. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from molink.dht.identity.identity import peer_id_of
 from molink.dht.membership.held import AgedRecord, PeerEntry, VerifiedRecord
@@ -171,9 +171,9 @@ def living_views(
     return tuple(views)
 
 
-def living_records(entries: DirectoryEntries, now: float) -> tuple[AgedRecord, ...]:
+def living_records(entries: Iterable[PeerEntry], now: float) -> tuple[AgedRecord, ...]:
     """The newest records, with ages, of the peers that live and answer, to hand on: those that can be dialled first, as
-    they can be asked for the others, then most recently heard ones."""
+    they can be asked for the others, then most recently heard ones. `entries` in order of when they were heard."""
     aged: list[AgedRecord] = []
     recent_first = list(entries)[::-1]
     for entry in sorted(recent_first, key=_is_dialable, reverse=True):
@@ -214,11 +214,5 @@ def lacks_facts(entries: DirectoryEntries, tag: int, now: float) -> bool:
 
 def living_facts(entries: DirectoryEntries, now: float) -> tuple[PeerFacts, ...]:
     """The newest living facts of every peer with a living state: whom to connect to."""
-    return tuple(
-        entry.newest_facts.value
-        for entry in entries
-        if entry.newest_facts is not None
-        and entry.newest_facts.alive(now)
-        and entry.newest_state is not None
-        and entry.newest_state.alive(now)
-    )
+    found = (entry.living_facts(now) for entry in entries)
+    return tuple(facts for facts in found if facts is not None)

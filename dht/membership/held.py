@@ -89,6 +89,13 @@ class PeerEntry:
         facts = self.newest_facts
         return facts is not None and facts.alive(now) and facts.value.sequence >= sequence
 
+    def living_facts(self, now: float) -> PeerFacts | None:
+        """The newest facts, while they and the newest state are alive."""
+        facts, state = self.newest_facts, self.newest_state
+        if facts is None or state is None or not (facts.alive(now) and state.alive(now)):
+            return None
+        return facts.value
+
     def pair(self) -> bool:
         """Takes the newest state into use if facts that go with it are here. Returns whether it did."""
         state = self.newest_state

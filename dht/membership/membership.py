@@ -16,7 +16,7 @@ from molink.dht.membership.entries import (
     living_records,
     sequence_of,
 )
-from molink.dht.membership.held import AgedRecord, Origin
+from molink.dht.membership.held import AgedRecord, Origin, PeerEntry
 from molink.dht.records.announcement import Reason, is_facts, is_loss
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.dht.records.state_codec import peer_tag
@@ -102,17 +102,19 @@ class Membership:
         sequences of states by tag, of which whoever asks lacks only newer ones."""
         wanted = frozenset(tags)
         with self._lock:
-            records = tuple(
+            entries = self._directory.entries
+            known = (entries.of_tag(tag) for tag in wanted)
+            asked = [entry for entry in known if entry is not None] if wanted else None
+            living = tuple(
                 record
-                for record in _shared(self._directory, self._clock())
+                for record in _shared(self._directory, self._clock(), asked)
                 if record.peer_tag not in held
-                or sequence_of(self._directory.entries, record.peer_tag) > held[record.peer_tag]
+                or sequence_of(entries, record.peer_tag) > held[record.peer_tag]
             )
             if not wanted:
-                return records
-            living = tuple(record for record in records if record.peer_tag in wanted)
+                return living
             gone = wanted - {record.peer_tag for record in living}
-            last = (last_words(self._directory.entries, tag, self._clock()) for tag in sorted(gone))
+            last = (last_words(entries, tag, self._clock()) for tag in sorted(gone))
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
@@ -155,8 +157,10 @@ class Membership:
             return living_facts(self._directory.entries, self._clock())
 
     def facts_of(self, peer_id: str) -> PeerFacts | None:
-        """The newest facts of a living peer, if it is known."""
-        return next((facts for facts in self.living() if facts.peer_id == peer_id), None)
+        """The newest facts of a living peer, if it is known. Looks at that peer's entry alone."""
+        with self._lock:
+            entry = self._directory.entries.get(peer_id)
+            return None if entry is None else entry.living_facts(self._clock())
 
     def peers(self) -> int:
         """Counts the living peers."""
@@ -169,12 +173,14 @@ class Membership:
             self._on_change()
 
 
-def _shared(directory: Directory, now: float) -> tuple[AgedRecord, ...]:
-    """What is handed on: who copies the state of a suspected peer may never hear of the accusations."""
+def _shared(
+    directory: Directory, now: float, asked: Collection[PeerEntry] | None = None
+) -> tuple[AgedRecord, ...]:
+    """What is handed on of all peers, or of those asked for: who copies the state of a suspected peer may never hear of
+    the accusations."""
     suspected = directory.failure_detector.is_suspected
-    return tuple(
-        record for record in living_records(directory.entries, now) if not suspected(record.peer_tag)
-    )
+    entries = directory.entries if asked is None else sorted(asked, key=lambda entry: entry.heard)
+    return tuple(record for record in living_records(entries, now) if not suspected(record.peer_tag))
 
 
 class OwnRecords:

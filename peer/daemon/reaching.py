@@ -109,6 +109,7 @@ async def open_reach(
             serving.handler,
             serving.port,
             discovery.snapshot,
+            discovery.facts_of,
             discovery.knows,
             uplink_mbps,
         ),

@@ -44,18 +44,23 @@ class InvitationLimiter:
         self._proven: OrderedDict[str, None] = OrderedDict()
         """Addresses where a relay has proven itself."""
 
-    def follow(self, invitation: Invitation, asker: str, now_s: float) -> str | None:
-        """Begins with an invitation, which is to be ended by `end`; or says why it is not followed."""
+    def admit(self, relay: str, asker: str, now_s: float) -> str | None:
+        """Takes one that `relay` passes on for `asker` off what they may, or says why it is not followed. Asked before
+        anything is looked up for it."""
         if self._followed.total() >= MOST_FOLLOWED:
             return "as many are followed as may be"
-        of_relay = sum(count for one, count in self._followed.items() if one.relay == invitation.relay)
+        of_relay = sum(count for one, count in self._followed.items() if one.relay == relay)
         if of_relay >= MOST_OF_A_RELAY:
             return "as many of that relay's are followed as may be"
+        if self._budget.spend(asker, relay, now_s):
+            return "there were more of them than may be"
+        return None
+
+    def follow(self, invitation: Invitation, now_s: float) -> str | None:
+        """Begins with an invitation that was just admitted, to be ended by `end`; or says why it is not followed."""
         is_proven = invitation.address in self._proven
         if not is_proven and self._left_alone.get(invitation.address, 0.0) > now_s:
             return "no relay has proven itself there"
-        if self._budget.spend(asker, invitation.relay, now_s):
-            return "there were more of them than may be"
         self._followed[invitation] += 1
         if not is_proven:
             _remember(self._left_alone, invitation.address, now_s + LEFT_ALONE_S)

@@ -28,6 +28,7 @@ from molink.peer.reach.reachability import (
     contradicted,
     is_out_of_reach,
     judge,
+    relay_at,
     relays_to_tell,
     stays_for,
 )
@@ -85,6 +86,8 @@ class Surroundings:
     handler: PunchingHandler
     grpc_port: int
     snapshot: Callable[[], tuple[PeerView, ...]]
+    facts_of: Callable[[str], PeerFacts | None]
+    """The newest facts of a living peer, without a snapshot of all."""
     is_member: Callable[[str], bool]
     uplink_mbps: Callable[[], float | None]
 
@@ -283,8 +286,5 @@ class Reach:
 
     def _relay_of(self, peer_id: str) -> RelayAt | None:
         """Where a peer says that it relays, if it may be dialled there."""
-        own = self._around.links.dialler.ranges
-        known = candidates(
-            (view for view in self._around.snapshot() if view.peer_id == peer_id), "", own, random.Random(0)
-        )
-        return known[0] if known else None
+        facts = self._around.facts_of(peer_id)
+        return None if facts is None else relay_at(facts, self._around.links.dialler.ranges)

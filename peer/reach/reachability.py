@@ -66,16 +66,18 @@ def candidates(
 ) -> tuple[RelayAt, ...]:
     """Relays worth a look, at most MOST_LOOKED_AT, in random order, but those of networks of their own first. Only IP
     addresses in the swarm's own ranges are dialled."""
-    known = [
-        RelayAt(view.peer_id, view.facts.relay_address)
-        for view in views
-        if view.peer_id != own_peer_id
-        and view.facts.relay_address
-        and range_of(host_of(view.facts.relay_address)) is not None
-        and may_dial(view.facts.relay_address, ranges)
-    ]
+    offered = (relay_at(view.facts, ranges) for view in views if view.peer_id != own_peer_id)
+    known = [relay for relay in offered if relay is not None]
     draw.shuffle(known)
     return apart(known)[:MOST_LOOKED_AT]
+
+
+def relay_at(facts: PeerFacts, ranges: Ranges) -> RelayAt | None:
+    """Where a peer says that it relays, if that is an IP address in the swarm's own ranges."""
+    address = facts.relay_address
+    if not address or range_of(host_of(address)) is None or not may_dial(address, ranges):
+        return None
+    return RelayAt(facts.peer_id, address)
 
 
 def apart(relays: Sequence[RelayAt]) -> tuple[RelayAt, ...]:

@@ -66,12 +66,15 @@ class RelayedGuests:
         """Follows what a relay has said, unless it says so too often."""
         with suppress(ValueError):
             asker = peer_id_of(invite.public_key)
+            now_s = asyncio.get_running_loop().time()
+            if (why_not := self._limiter.admit(relay.peer_id, asker, now_s)) is not None:
+                _log.debug("an invitation of %s by %s: %s", asker, relay.peer_id, why_not)
+                return
             where = self._relay_of(asker) if invite.direct else relay
             if where is None:
                 return
             invitation = Invitation(relay.peer_id, where.address)
-            why_not = self._limiter.follow(invitation, asker, asyncio.get_running_loop().time())
-            if why_not is not None:
+            if (why_not := self._limiter.follow(invitation, now_s)) is not None:
                 _log.debug("an invitation of %s by %s: %s", asker, relay.peer_id, why_not)
                 return
             task = asyncio.create_task(self._come(where, asker, invite.token), name=f"come to {asker}")

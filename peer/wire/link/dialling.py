@@ -8,8 +8,7 @@ network.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import grpc
@@ -23,7 +22,17 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.wire.link.address_book import AddressBook, DialFailure
 from molink.peer.wire.link.certificate import server_name
-from molink.peer.wire.link.dialled_connection import DialledConnection, GrpcStream
+from molink.peer.wire.link.dialled_connection import (
+    DIAL_TIMEOUT_S,
+    FAILS,
+    UNREACHED,
+    DialledConnection,
+    GrpcStream,
+    Knock,
+    ProofTurn,
+    dial_error,
+    read,
+)
 from molink.peer.wire.link.handshake import HandshakeRefused, prove
 from molink.peer.wire.link.ladder import (
     ConnectedT,
@@ -42,16 +51,8 @@ from molink.peer.wire.reach.ways import LocalTarget, Relayed, Way
 from molink.shards.backoff import Backoff
 
 LINK_METHOD = "/molink.Peer/Link"
-DIAL_TIMEOUT_S = 5.0
 MOST_ADDRESSES = 8
 """Of one peer that are dialled."""
-UNREACHED = "it cannot be reached"
-PROXY_REFUSED = "http proxy returned response code 502"
-"""What gRPC says where the proxy in between was refused."""
-_FAILS = (TimeoutError, ProtocolError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What a dial raises when there is no proof at its end."""
-_ANSWERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""What the peer itself says when it takes no link."""
 REDIALS = 12
 REDIAL_BACKOFF = Backoff(first_s=0.05, longest_s=0.2)
 """Before each try to resume a link whose connection broke: what breaks connections may break the next few as well."""
@@ -63,36 +64,6 @@ CHANNEL_OPTIONS = (
 )
 
 _log = logging.getLogger(__name__)
-
-
-Prove = Callable[[GrpcStream, PeerFacts, pb.Challenge, pb.Proof], Awaitable[pb.Welcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class Knock:
-    """A connection to a peer's pinned certificate, whose challenge has come: proof is the last step, a round trip."""
-
-    connection: DialledConnection
-    facts: PeerFacts
-    question: pb.Challenge
-    proving: Prove
-
-    async def prove(self, asked: pb.Proof) -> Resumed:
-        """Raises LinkError, or what is in _FAILS; the connection is closed then."""
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                welcome = await self.proving(self.connection.stream, self.facts, self.question, asked)
-        except BaseException:
-            await self.connection.close()
-            raise
-        return Resumed(self.connection, welcome.received)
-
-    async def finish(self, asked: pb.Proof) -> Resumed:
-        """As `prove`, but whatever fails is a LinkError."""
-        try:
-            return await self.prove(asked)
-        except _FAILS as error:
-            raise LinkError(self.facts.peer_id, _why(error), final=_is_final(error)) from error
 
 
 class Dialler:
@@ -135,7 +106,7 @@ class Dialler:
         return (await self._dial(facts, pb.Proof(link_id=link_id))).connection  # type: ignore[return-value]
 
     async def redial(self, facts: PeerFacts, link_id: bytes, received: int) -> Resumed:
-        """Another connection for a link whose connection broke; tries a few times.
+        """Another connection for a link whose connection broke; tries a few times. One at a time gives its proof.
 
         Raises:
             LinkError: nobody is there, or the other end does not know the link.
@@ -164,15 +135,24 @@ class Dialler:
                 return await self.knock_over(facts, rung.way)
             try:
                 return await self._knock(facts, rung.address, pinned, "direct", "")
-            except _FAILS as error:
-                raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
+            except FAILS as error:
+                raise dial_error(facts.peer_id, error) from error
 
         return await self._first(facts, climb)
 
     async def _dial(self, facts: PeerFacts, asked: pb.Proof) -> Resumed:
-        """Over whichever of the peer's addresses it proves itself first."""
-        pinned = _pinned(facts)
-        return await self._first(facts, lambda rung: self._climb(facts, rung, pinned, asked))
+        """Over whichever way the peer answers first."""
+        pinned, turn = _pinned(facts), ProofTurn()
+
+        async def climb(rung: Rung) -> Resumed:
+            knock, peer_id = await self._climb(facts, rung, pinned)
+            # the other end has a link go on over the latest proof's connection, and begin over the first one's
+            resumed = await (turn.finish(knock, asked) if asked.resumes else knock.finish(asked))
+            if peer_id:
+                self._book.record_proof(rung.address, peer_id)
+            return resumed
+
+        return await self._first(facts, climb)
 
     async def _first(
         self, facts: PeerFacts, climb: Callable[[Rung], Coroutine[object, object, ConnectedT]]
@@ -226,35 +206,26 @@ class Dialler:
         found = await asyncio.gather(*(dialled_as(address, self.ranges) for address in addresses))
         return tuple(dict.fromkeys(address for known in found for address in known))
 
-    async def _climb(self, facts: PeerFacts, rung: Rung, pinned: bytes, asked: pb.Proof) -> Resumed:
-        """One rung: the peer's address, or a way to it over a relay."""
+    async def _climb(self, facts: PeerFacts, rung: Rung, pinned: bytes) -> tuple[Knock, str]:
+        """One rung: the peer's address, or a way to it over a relay. Also whom a proof shows to be at the rung's
+        address; empty: nobody."""
         if rung.way is not None and rung.relay is None:
-            return await self.dial_over(facts, rung.way, asked)
+            return await self.knock_over(facts, rung.way), ""
         if rung.way is None or rung.relay is None:
-            return await self._dial_once(facts, rung.address, pinned, asked)
+            return await self._knock_once(facts, rung.address, pinned), facts.peer_id
         clock = asyncio.get_running_loop().time
         relay_id = rung.relay.peer_id
         if self._book.why_not(rung.address, relay_id, b"", clock()) is not None:
             raise LinkError(facts.peer_id, UNREACHED)
         try:
-            resumed = await self.dial_over(facts, rung.way, asked)
+            return await self.knock_over(facts, rung.way), relay_id
         except LinkError as error:
             if isinstance(error.__cause__, RelayUnreachable):
                 # that of nobody in particular, so that all who name it wait
                 self._book.record_failure(rung.address, DialFailure(clock(), ""))
             raise
-        self._book.record_proof(rung.address, relay_id)
-        return resumed
 
-    async def dial_over(self, facts: PeerFacts, way: Way, asked: pb.Proof) -> Resumed:
-        """A proven connection over a way that is not direct.
-
-        Raises:
-            LinkError: the way does not open, or at its end is another peer.
-        """
-        return await (await self.knock_over(facts, way)).finish(asked)
-
-    async def knock_over(self, facts: PeerFacts, way: Way) -> "Knock":
+    async def knock_over(self, facts: PeerFacts, way: Way) -> Knock:
         """A connection over a way that is not direct, on which only this end's proof is missing.
 
         Raises:
@@ -271,8 +242,8 @@ class Dialler:
             knock = await self._knock(facts, address, _pinned(facts), way.name, opened.host)
             knock.connection.gone.add_done_callback(lambda _: self._end(way, target))
             return knock
-        except (*_FAILS, OSError) as error:
-            raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
+        except (*FAILS, OSError) as error:
+            raise dial_error(facts.peer_id, error) from error
         finally:
             target.close()
 
@@ -281,7 +252,7 @@ class Dialler:
         if isinstance(way, Relayed):
             self.ladder.record_end(way.relay, asyncio.get_running_loop().time())
 
-    async def _dial_once(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
+    async def _knock_once(self, facts: PeerFacts, address: str, pinned: bytes) -> Knock:
         """One dial at a time to an address, and none if it is known that the peer is not there."""
         lock = self._at.setdefault(address, asyncio.Lock())
         clock = asyncio.get_running_loop().time
@@ -290,24 +261,17 @@ class Dialler:
                 why_not = self._book.why_not(address, facts.peer_id, facts.certificate, clock())
                 if why_not is not None:
                     raise LinkError(facts.peer_id, why_not)
-                resumed = await self._dial_address(facts, address, pinned, asked)
+                try:
+                    return await self._knock(facts, address, pinned, "direct", "")
+                except FAILS as error:
+                    await self._learn(facts, address, error)
+                    raise dial_error(facts.peer_id, error) from error
         finally:
             if not lock.locked():
                 self._at.pop(address, None)
-        self._book.record_proof(address, facts.peer_id)
-        return resumed
 
-    async def _dial_address(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
-        try:
-            return await (await self._knock(facts, address, pinned, "direct", "")).prove(asked)
-        except LinkError:
-            raise
-        except _FAILS as error:
-            await self._learn(facts, address, error)
-            raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
-
-    async def _knock(self, facts: PeerFacts, target: str, pinned: bytes, way: str, host: str) -> "Knock":
-        """Raises what is in _FAILS."""
+    async def _knock(self, facts: PeerFacts, target: str, pinned: bytes, way: str, host: str) -> Knock:
+        """Raises what is in FAILS."""
         name = server_name(facts.peer_id)
         channel = grpc.aio.secure_channel(
             target,
@@ -315,13 +279,15 @@ class Dialler:
             options=[*self._options, ("grpc.ssl_target_name_override", name)],
         )
         connection = DialledConnection(channel.stream_stream(LINK_METHOD)(), channel, way, host)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
-                question = expect(decode(await _read(connection.stream)), pb.Challenge)
+                question = expect(decode(await read(connection.stream)), pb.Challenge)
         except BaseException:
             await connection.close()
             raise
-        return Knock(connection, facts, question, self._prove)
+        return Knock(connection, facts, question, self._prove, clock() - began_s)
 
     async def _learn(self, facts: PeerFacts, address: str, error: Exception) -> None:
         """Notes that the peer was not found there, and if another was, whose certificate that one has."""
@@ -350,7 +316,7 @@ class Dialler:
         )
         proof.resumes, proof.received = asked.resumes, asked.received
         await call.write(encode(proof))
-        welcome = expect(decode(await _read(call)), pb.Welcome)
+        welcome = expect(decode(await read(call)), pb.Welcome)
         if welcome.peer_id != facts.peer_id:
             raise HandshakeRefused(f"{welcome.peer_id} answered in its place")
         if welcome.resumed != asked.resumes:
@@ -371,30 +337,3 @@ def _proxy_options(http_proxy: str | None) -> Sequence[tuple[str, str | int]]:
     if http_proxy is None:
         return [("grpc.enable_http_proxy", 0)]
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", http_proxy)]
-
-
-async def _read(call: GrpcStream) -> bytes:
-    data = await call.read()
-    if not isinstance(data, bytes):
-        raise grpc.aio.AioRpcError(
-            await call.code(),
-            await call.initial_metadata(),
-            await call.trailing_metadata(),
-            await call.details(),
-        )
-    return data
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _ANSWERS:
-        return f"it refused this end: {(error.details() or '')[:200]}"
-    return str(error) if isinstance(error, ProtocolError) else UNREACHED
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether another try would end the same: nobody listens there, or what answers is not who was meant."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        details = (error.details() or "").lower()
-        refused = "refused" in details or PROXY_REFUSED in details
-        return refused or error.code() is grpc.StatusCode.UNAUTHENTICATED
-    return isinstance(error, ProtocolError)

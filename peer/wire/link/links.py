@@ -16,7 +16,8 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.connection import Connection
-from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S, Dialler
+from molink.peer.wire.link.dialled_connection import DIAL_TIMEOUT_S
+from molink.peer.wire.link.dialling import Dialler
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
 from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Resumed
 from molink.peer.wire.link.link_resources import LinkResources

@@ -7,7 +7,7 @@ not wait until the link is given up, but knocks again meanwhile, over whichever 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from molink.peer.wire.link.dialling import Knock
+from molink.peer.wire.link.dialled_connection import Knock
 from molink.peer.wire.link.link import Link, LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 

@@ -15,7 +15,7 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.certificate import new_certificate
-from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S
+from molink.peer.wire.link.dialled_connection import DIAL_TIMEOUT_S
 from molink.peer.wire.link.link import LinkError
 from molink.shards.spec import Span
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -21,6 +21,8 @@ from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.identity.identity import Identity
+from molink.dht.membership.entries import DirectoryEntries
+from molink.dht.membership.held import PeerEntry
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records import announcement_pb2 as pb
@@ -69,6 +71,40 @@ def test_a_membership_tells_of_its_living_peers_and_of_the_newest_that_it_knows(
     assert membership.digests() == ((tag_of(ADA.peer_id), 7),)
     assert membership.sequence_of(tag_of(BOB.peer_id)) == -1
     assert membership.sequence_of(12345) == -1
+
+
+def test_who_asks_for_a_few_peers_has_the_others_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    membership = Membership(None, lambda: None, clock=lambda: now_s)
+    for identity in (ADA, BOB, EVE):
+        now_s += 1.0
+        membership.receive(sign_facts(facts_of(identity), identity))
+    for identity in (ADA, BOB):
+        now_s += 1.0
+        membership.receive(sign_state(state_of(identity), identity))
+    tags = tuple(tag_of(identity.peer_id) for identity in (ADA, BOB, EVE))
+    everybody = membership.table()
+    assert {record.peer_tag for record in everybody} == set(tags[:2])
+    whole_tables: list[DirectoryEntries] = []
+
+    everyone = DirectoryEntries.__iter__
+
+    def count(entries: DirectoryEntries) -> Iterator[PeerEntry]:
+        whole_tables.append(entries)
+        return everyone(entries)
+
+    monkeypatch.setattr(DirectoryEntries, "__iter__", count)
+    assert membership.table(tags) == everybody
+    for tag in (*tags, 12345):
+        assert membership.table((tag,)) == tuple(one for one in everybody if one.peer_tag == tag)
+    known = [membership.facts_of(identity.peer_id) for identity in (ADA, BOB, EVE)]
+    assert known == [
+        facts_of(ADA),
+        facts_of(BOB),
+        None,
+    ]  # of whom there is no state, that one is not known to live
+    assert membership.facts_of("nobody") is None
+    assert whole_tables == []
 
 
 def test_what_a_pull_brings_goes_on_only_if_it_was_said_lately() -> None:

@@ -15,6 +15,10 @@ from molink.peer.reach.invitations import (
 HERE = Invitation("relay", "192.0.2.1:443")
 
 
+def follow(limiter: InvitationLimiter, invitation: Invitation, asker: str, now_s: float) -> str | None:
+    return limiter.admit(invitation.relay, asker, now_s) or limiter.follow(invitation, now_s)
+
+
 def proven() -> InvitationLimiter:
     limiter = InvitationLimiter()
     limiter.record_proof(HERE.address)
@@ -23,24 +27,24 @@ def proven() -> InvitationLimiter:
 
 def test_a_relay_has_part_of_what_is_followed_at_once_and_room_that_is_given_back() -> None:
     limiter = proven()
-    refusals = [limiter.follow(HERE, f"asker {number}", 0.0) for number in range(MOST_OF_A_RELAY + 1)]
+    refusals = [follow(limiter, HERE, f"asker {number}", 0.0) for number in range(MOST_OF_A_RELAY + 1)]
     assert refusals[:-1] == [None] * MOST_OF_A_RELAY
     assert refusals[-1] is not None
     other = Invitation("another relay", "192.0.2.1:443")
-    assert limiter.follow(other, "asker", 0.0) is None
+    assert follow(limiter, other, "asker", 0.0) is None
     limiter.end(HERE)
-    assert limiter.follow(HERE, "asker again", 0.0) is None
+    assert follow(limiter, HERE, "asker again", 0.0) is None
 
 
 def test_what_a_relay_passes_on_without_end_leaves_the_others_theirs() -> None:
     limiter = proven()
     followed = 0
     for number in range(1000):
-        if limiter.follow(HERE, f"asker {number}", 0.0) is None:
+        if follow(limiter, HERE, f"asker {number}", 0.0) is None:
             followed += 1
             limiter.end(HERE)
     assert followed == INVITATIONS.network.at_once
-    assert limiter.follow(Invitation("another relay", HERE.address), "asker", 0.0) is None
+    assert follow(limiter, Invitation("another relay", HERE.address), "asker", 0.0) is None
 
 
 def test_an_address_where_no_relay_has_proven_itself_is_dialled_once_whoever_names_it() -> None:
@@ -49,13 +53,13 @@ def test_an_address_where_no_relay_has_proven_itself_is_dialled_once_whoever_nam
     followed = []
     while now_s < 3 * LEFT_ALONE_S:
         invitation = Invitation(f"relay {now_s}", "192.0.2.9:443")
-        if limiter.follow(invitation, f"asker {now_s}", now_s) is None:
+        if follow(limiter, invitation, f"asker {now_s}", now_s) is None:
             followed.append(now_s)
             limiter.end(invitation)
         now_s += 1.0
     assert followed == [0.0, LEFT_ALONE_S, 2 * LEFT_ALONE_S]
     limiter.record_proof("192.0.2.9:443")
-    assert limiter.follow(Invitation("relay", "192.0.2.9:443"), "asker", now_s) is None
+    assert follow(limiter, Invitation("relay", "192.0.2.9:443"), "asker", now_s) is None
 
 
 @given(
@@ -76,7 +80,7 @@ def test_whatever_comes_no_more_than_so_many_are_followed_of_each_and_of_all(
         if ends and followed:
             limiter.end(followed.pop(0))
         invitation = Invitation(f"relay {relay}", f"192.0.2.{address}:443")
-        if limiter.follow(invitation, f"asker {asker}", now_s) is None:
+        if follow(limiter, invitation, f"asker {asker}", now_s) is None:
             followed.append(invitation)
         assert len(followed) <= MOST_FOLLOWED
         assert sum(one.relay == invitation.relay for one in followed) <= MOST_OF_A_RELAY

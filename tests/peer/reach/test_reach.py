@@ -11,21 +11,27 @@ from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts, PeerState, PeerView, RelayAt
+from molink.peer.reach.invitations import INVITATIONS
 from molink.peer.reach.moving import PunchingHandler
 from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
 from molink.peer.reach.reachability import Reachable
 from molink.peer.wire.link import ladder
 from molink.peer.wire.link.dialled_connection import DialledConnection
+from molink.peer.wire.reach.packets import Invite
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.transport.line_quality import LineQuality
 
 NOBODY_LISTENS = 9
+ASKERS = 10 * round(INVITATIONS.network.at_once)
 SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", told="", is_local=False)
 
 
+def facts_at(relay: RelayAt) -> PeerFacts:
+    return replace(facts_of(Identity.generate()), peer_id=relay.peer_id, relay_address=relay.address)
+
+
 def view_of(relay: RelayAt) -> PeerView:
-    facts = replace(facts_of(Identity.generate()), peer_id=relay.peer_id, relay_address=relay.address)
-    return PeerView(facts, PeerState(relay.peer_id, 1, 60, 1, (), 0, 0, 0, 0), 0.0)
+    return PeerView(facts_at(relay), PeerState(relay.peer_id, 1, 60, 1, (), 0, 0, 0, 0), 0.0)
 
 
 class Home:
@@ -54,6 +60,9 @@ class Home:
                 handler,
                 port,
                 lambda: tuple(map(view_of, self.relays)),
+                lambda peer_id: next(
+                    (facts for facts in map(facts_at, self.relays) if facts.peer_id == peer_id), None
+                ),
                 lambda _: True,
                 lambda: 50.0,
             ),
@@ -65,6 +74,31 @@ class Home:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+
+@asynchronous
+async def test_however_many_direct_invitations_a_relay_sends_few_peers_are_looked_up_and_the_table_never() -> (
+    None
+):
+    async with RelayEnd() as relay, Home([relay.at], blocked=True) as home:
+        await soon(home.reach.settled(home.base))
+        looked_up: list[str] = []
+        snapshots: list[None] = []
+
+        def look_up(peer_id: str) -> PeerFacts | None:
+            looked_up.append(peer_id)
+            return None
+
+        def snapshot() -> tuple[PeerView, ...]:
+            snapshots.append(None)
+            return ()
+
+        home.reach._around = replace(home.reach._around, facts_of=look_up, snapshot=snapshot)
+        for _ in range(ASKERS):
+            asker = Identity.generate().public_key
+            home.reach.stays.guests.invite(relay.at, Invite(asker, b"t" * 16, direct=True))
+        assert snapshots == []
+        assert 0 < len(looked_up) < ASKERS / 2  # what a relay may pass on, and what it may again meanwhile
 
 
 @asynchronous

@@ -24,6 +24,9 @@ from molink.peer.wire.transmission.classes import TrafficClass
 
 CUTS = 30
 MESSAGES = 60
+SLOW_WAY_S = 0.3
+"""More than the time between the dials of two addresses."""
+ROUND_TRIPS = 3
 CLASSES = list(TrafficClass)
 
 
@@ -123,6 +126,51 @@ async def test_a_request_whose_connection_breaks_is_answered_over_the_next() -> 
         answers.set()
         assert (await soon(waiting))[0].HasField("released")
         assert len(proxy.targets) == 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_link_over_two_slow_addresses_is_resumed_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other address is dialled while the proof over the first one is on its way: it must not take the link."""
+
+    @asynchronous
+    async def run() -> None:
+        async with CuttingProxy() as proxy, End(http_proxy=proxy.url) as a, End() as b:
+            port = int(b.facts.grpc_addresses[0].rpartition(":")[2])
+            async with DelayingRelay(port) as one, DelayingRelay(port) as two:
+                addresses = tuple(f"127.0.0.1:{slow.port}" for slow in (one, two))
+                there = await a.links.to(replace(b.facts, grpc_addresses=addresses))
+                back = await b.linked(a.peer_id)
+                one.delay_s = two.delay_s = SLOW_WAY_S
+                asked: list[bytes] = []
+                accepted = b.links.accepted
+
+                def count(peer_id: str, link_id: bytes) -> Link | None:
+                    asked.append(link_id)
+                    return accepted(peer_id, link_id)
+
+                monkeypatch.setattr(b.links, "accepted", count)
+                before = there.connection
+                for number in range(MESSAGES):
+                    assert there.post(pb.Activations(hidden_size=number))
+                    assert back.post(pb.Activations(hidden_size=number))
+                proxy.cut()
+                await until(lambda: there.connection is not before)
+                resumed = there.connection
+                assert set(addresses) <= set(proxy.targets[1:])  # both were dialled
+                for end in (a, b):
+                    frames = [(await soon(end.handler.frames.get()))[1] for _ in range(MESSAGES)]
+                    numbers = [expect(frame, pb.Activations).hidden_size for frame in frames]
+                    assert numbers == list(range(MESSAGES))
+                for _ in range(
+                    ROUND_TRIPS
+                ):  # in which the acceptor's end of a connection that it left would arrive
+                    await there.request(pb.Request(release=pb.Release()), DEADLINE_S)
+                assert asked == [there.link_id]
+                assert there.connection is resumed
+                assert (there.closed_because, back.closed_because) == (None, None)
+                assert (a.links.find(b.peer_id), b.links.find(a.peer_id)) == (there, back)
+
+    run()
 
 
 @pytest.mark.usefixtures("patient")

@@ -53,7 +53,7 @@ async def test_a_relay_cannot_put_another_peer_in_the_place_of_the_one_that_was_
         dialler = client.links.dialler
         way = Relayed(impostor.end.peer_id, relay.at, dialler.ladder.user)
         with pytest.raises(LinkError, match="cannot be reached"):
-            await soon(dialler.dial_over(facts, way, pb.Proof(link_id=bytes(16))))
+            await soon(dialler.knock_over(facts, way))
 
 
 @asynchronous
@@ -110,7 +110,7 @@ async def test_a_link_moves_under_traffic_and_nothing_is_lost_or_comes_twice() -
 
         async def redial(moved: Link) -> Resumed:
             asked = pb.Proof(link_id=moved.link_id, resumes=True, received=moved.received)
-            return await dialler.dial_over(facts, way, asked)
+            return await (await dialler.knock_over(facts, way)).finish(asked)
 
         for number in range(300):
             link.post(pb.Activations(hidden_size=number), b"", TrafficClass.DECODE)
