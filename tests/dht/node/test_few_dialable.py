@@ -23,8 +23,9 @@ CRASHES = 0.2
 """The part of those that go without a word."""
 LOOK_S = 10.0
 AVERAGED_MINUTES = 10
-MINUTE_KBIT_S = 48.0
-"""In a single minute: newcomers do not come evenly, and where one of few goes, its links all begin anew."""
+MINUTE_KBIT_S = 2 * BUDGET_KBIT_S
+"""In a single minute: newcomers do not come evenly, and where one of few goes, its links all begin anew: up to 56 were
+seen."""
 GONE_S = 150.0
 """Within which nobody shows any more who has crashed: the accusations, and a minute to refute them."""
 
