@@ -16,6 +16,7 @@ from molink.peer.hop.speculation import MOST_GUESSES
 from molink.peer.scheduling.trip_load import NO_GUESSES, TripBegun, TripLoad
 from molink.peer.speculation.draft_drawing import DraftDrawing
 from molink.peer.speculation.draft_model import DraftModel
+from molink.peer.speculation.kept_tokens import KeptTokens, place_kept
 from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.ngram_tables import ClientTables
 from molink.peer.speculation.session_guesses import SessionGuesses, SourceCounts
@@ -26,7 +27,7 @@ from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards.spec import GUESS_SOURCES, GUESSES, ModelSpec
 
 MOST_KEPT_TOKENS: Final = 512 * 1024
-"""Of all sessions' texts and predictions: some 60 MB."""
+"""Of all sessions' texts and predictions: some 60 MB. Who keeps most makes room for others."""
 DRAFTED_SESSIONS: Final = 16
 """For so many a draft model's KV caches are in the peer's memory; others are guessed without."""
 MOST_SCOPE_BYTES: Final = 16
@@ -247,29 +248,37 @@ class HeadGuesses:
         """Those of sessions that the small draft model guesses for, in whatever epoch these are."""
         self._fixed = fixed
         self._tables = ClientTables() if tables else None
-        self._read: WeakKeyDictionary[SessionGuesses, int] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[SessionGuesses, KeptTokens] = WeakKeyDictionary()
         """Of those that are still there: at most how many tokens are kept to look things up in."""
         self.counts = SourceCounts()
         """Of all sessions, those that have ended too."""
 
     def __call__(self, session: ServedSession, start: pb.Start) -> SessionGuesses | None:
-        """None: as many tokens are kept as may be."""
-        plan, prediction = session.plan, start.prediction
+        """None: as many tokens are kept as may be, and no other client keeps more. Without its prediction where that
+        alone is too much."""
+        plan = session.plan
         drawing = DraftDrawing.of(plan.params, plan.seed)
         if plan.params.grammar is not None:
             return SessionGuesses.of_grammar(
                 plan.stages, drawing=drawing, fixed=self._fixed, totals=self.counts
             )
-        tokens = min(plan.capacity_tokens, MOST_TEXT_TOKENS) + len(prediction)
-        if sum(self._read.values()) + tokens > MOST_KEPT_TOKENS:
-            return None
         tables, owner = self._tables, session.owner.peer_id
+        tokens = KeptTokens(owner, min(plan.capacity_tokens, MOST_TEXT_TOKENS), len(start.prediction))
+        kept = list(self._kept.items())
+        place = place_kept([one for _, one in kept], tokens, MOST_KEPT_TOKENS)
+        if place is None:
+            return None
+        for (other, before), left in zip(kept, place.left, strict=True):
+            if left != before:
+                other.forget(text=not left.text)
+                self._kept[other] = left
+        prediction = start.prediction if place.keeps_prediction else ()
         table = None if tables is None else tables.of_client(owner, start.guess_scope)
         draft = self._draft_of(session)
         guesses = SessionGuesses(
             table, prediction, plan.stages, draft, drawing=drawing, fixed=self._fixed, totals=self.counts
         )
-        self._read[guesses] = tokens
+        self._kept[guesses] = tokens if prediction else KeptTokens(owner, tokens.text)
         if isinstance(draft, DraftModel):
             self._drafted.add(guesses)
         return guesses

@@ -6,8 +6,9 @@ cold layers, though these are still to be loaded. Of two clients that race for t
 two that want the same cold layers share one load.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from molink.peer.memory.copy_leases import CopyLeases
 from molink.peer.memory.lease import Granted, Lease, LeaseKey, Refused
@@ -97,7 +98,8 @@ class LeaseBook:
 
         The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
         whose KV cache counts as free for it; if it is refused, the older lease stays. Where there is no room, leases
-        that nobody has used for SPARED_S make some: of who has most, and of these the one that was used least lately.
+        that nobody has used for SPARED_S make some, if that is what is missing, and no more than that takes: of who has
+        most, and of these the one that was used least lately.
         Copies that are in the way end in any case; the session's own becomes the lease, which is never refused. A peer
         that grants nothing new has a session go on in what it was granted.
         """
@@ -121,24 +123,16 @@ class LeaseBook:
         kv_bytes = rules.spec.kv_bytes(span, tokens)
         to_load = self._holdings.cold(span)
         lease = Lease(key, span, tokens, kv_bytes, now + rules.ttl_s, owner, network)
-        evicted: list[Lease] = []
-        first = refusal = rules.refuse_lease(lease, to_load, older, table, self._holdings, now)
-        spares = [] if refusal is None else table.spare(now)
-        for spare in spares:
-            if spare is older or refusal is None:
-                continue
-            evicted.append(spare)
-            table.set_aside(spare)
-            refusal = rules.refuse_lease(lease, to_load, older, table, self._holdings, now)
-        if first is not None and refusal is not None:
-            table.put_back(evicted)
-            return first
+        refusal_now = partial(rules.refuse_lease, lease, to_load, older, table, self._holdings, now)
+        evicted = _set_aside(table, [one for one in table.spare(now) if one is not older], refusal_now)
+        if isinstance(evicted, Refused):
+            return evicted
         table.end(evicted)
         table.grant(lease, now)
         self._holdings.order(to_load)
         self.copies.end(copy for copy in self.copies if copy.key.session == key.session)
         self.copies.settle()
-        return Granted(lease, to_load, older, tuple(evicted))
+        return Granted(lease, to_load, older, evicted)
 
     def advance(
         self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float, network: str = ""
@@ -258,6 +252,32 @@ class LeaseBook:
         for span in spans:
             self._holdings.drop(span)
         self.copies.settle()
+
+
+def _set_aside(
+    table: LeaseTable, spares: Iterable[Lease], refusal: Callable[[], Refused | None]
+) -> tuple[Lease, ...] | Refused:
+    """Sets the first of the spare leases aside until there is no `refusal` any more, and none that does not help.
+    Returns these, or why there would be a refusal without all of them, and then they are where they were."""
+    evicted: list[Lease] = []
+    first = refusal()
+    if first is None:
+        return ()
+    for spare in spares:
+        evicted.append(spare)
+        table.set_aside(spare)
+        if refusal() is None:
+            break
+    else:
+        table.put_back(evicted)
+        return first
+    needed: list[Lease] = []
+    for spare in reversed(evicted):  # a client at its own limit, for one, gains nothing by others' leases
+        table.put_back((spare,))
+        if refusal() is not None:
+            table.set_aside(spare)
+            needed.insert(0, spare)
+    return tuple(needed)
 
 
 def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:

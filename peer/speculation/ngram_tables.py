@@ -5,14 +5,15 @@ says (decision 0007). Nor are those of one scope for another's, by which a clien
 """
 
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 LONGEST_CONTEXT = 4
 """Tokens, as in lookahead decoding's pools and in what was measured for the bundled model."""
 SLOTS = 1 << 16
 """Of one client: 9 bytes each. n-grams share them by hash; one that comes more often drives out one that does not."""
-MOST_CLIENTS = 32
+MOST_TABLES = 32
+"""Of all clients and scopes together."""
 MOST_COUNT = 255
 STRENGTHS_OF_CONTEXT = 3
 """Counted once, two or three times, or more often."""
@@ -30,11 +31,17 @@ class NgramTable:
         self._counts = array("B", bytes(slots))
         """How much more often the token came than others did; 0: the slot is free."""
 
+    def forget(self) -> None:
+        """It takes no memory any more, whoever refers to it: it says nothing from now on, and learns nothing."""
+        self._checks, self._tokens, self._counts = array("I"), array("i"), array("B")
+
     def learn(self, context: tuple[int, ...], token: int) -> None:
         """The token came after these, of which the last one to LONGEST_CONTEXT count."""
+        counts = self._counts
+        if not counts:
+            return
         for begin in range(max(0, len(context) - LONGEST_CONTEXT), len(context)):
             slot, check = self._slot_of(context[begin:])
-            counts = self._counts
             if not counts[slot]:
                 self._checks[slot], self._tokens[slot], counts[slot] = check, token, 1
             elif self._checks[slot] != check or self._tokens[slot] != token:
@@ -45,6 +52,8 @@ class NgramTable:
     def find(self, context: tuple[int, ...]) -> tuple[int, int] | None:
         """The token that came most often after the longest end of the context that is known, and how strong a guess
         it is."""
+        if not self._counts:
+            return None
         for begin in range(max(0, len(context) - LONGEST_CONTEXT), len(context)):
             slot, check = self._slot_of(context[begin:])
             if (count := self._counts[slot]) and self._checks[slot] == check:
@@ -58,20 +67,29 @@ class NgramTable:
 
 
 class ClientTables:
-    """Owns the tables of the clients whose sessions were the latest, one for each client and scope."""
+    """Owns the tables of the clients whose sessions were the latest, one for each client and scope: at most
+    MOST_TABLES, those of sessions that are under way included."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[str, bytes], NgramTable] = OrderedDict()
 
     def of_client(self, peer_id: str, scope: bytes = b"") -> NgramTable:
-        """The table of this client's sessions of that scope. Those of the client that was away longest make room."""
+        """The table of this client's sessions of that scope. The client that has most makes room by the one whose
+        sessions were longest ago; of several, the client that was away longest."""
         if (table := self._tables.get((peer_id, scope))) is not None:
             self._tables.move_to_end((peer_id, scope))
             return table
-        if len(self._tables) == MOST_CLIENTS:
-            self._tables.popitem(last=False)
+        if len(self._tables) == MOST_TABLES:
+            self._make_room(peer_id)
         table = self._tables[peer_id, scope] = NgramTable()
         return table
+
+    def _make_room(self, peer_id: str) -> None:
+        """For one more table of this client, which counts as his already."""
+        held = Counter([owner for owner, _ in self._tables])
+        held[peer_id] += 1
+        most = max(held.values())
+        self._tables.pop(next(one for one in self._tables if held[one[0]] == most)).forget()
 
 
 class TableLookup:

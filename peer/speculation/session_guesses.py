@@ -184,6 +184,11 @@ class SessionGuesses:
             (source.extend if self._is_begun else source.begin_with)(tokens)
         self._is_begun = True
 
+    def forget(self, *, text: bool) -> None:
+        """The prediction makes room for what others guess from, and the sequence's own `text` as well if it is to."""
+        for name in (PREDICTION, LOOKUP) if text else (PREDICTION,):
+            self._lookups.pop(name, None)
+
     def candidates(self, most: int, drafted: int = MOST_DRAFTED) -> tuple[Guess, ...]:
         """What may come next, place by place: at most so many, fewer where no source knows further. A draft model is
         asked for the first `drafted` places alone."""

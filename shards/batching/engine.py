@@ -18,6 +18,7 @@ from molink.shards.batching.partial_step import (
     PartialStep,
     Rows,
     SliceBatch,
+    check_blocks,
     check_inputs,
     check_rows,
     next_rows,
@@ -60,8 +61,8 @@ class Engine:
         self._stages = HeldStages(spec)
         self.late_library: LateLibrary = self._stages
         """The compiled library (decision 0028), where it comes when steps are made without it already."""
-        self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
+        self._growing = GrowingCaches(self.pool, kv_limit_bytes, self._unfinished)
         self._accepted = AcceptedRows()
         self.recorded_drawing = _recorded_drawing(spec, self._device, decoding)
         """How tokens are drawn behind the last layer in one launch; None: operation by operation."""
@@ -138,7 +139,8 @@ class Engine:
 
     def limit_kv(self, limit_bytes: int) -> bool:
         """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
-        session uses go first, and then what may be moved to the host's memory."""
+        session uses go first, and then what may be moved to the host's memory. Where what is between layers does not
+        fit, the limit is kept as soon as that is through."""
         self._device.enter()
         return self._growing.limit(limit_bytes)
 
@@ -171,7 +173,7 @@ class Engine:
         for row in rows:
             row.cache.begin_step(guesses := row.guesses)
             guessed = guessed or guesses > 0
-        self._make_room(rows)
+        self._growing.make_room(rows)
         replayed = self._replay(span, rows, ids, hidden)
         if replayed is not None:
             for row in rows:
@@ -257,7 +259,7 @@ class Engine:
         them is in another slice. Raises as `step`, and ValueError where a step has not so many left."""
         rows = next_rows(steps, tokens)
         self._device.enter()
-        self._make_room(rows)
+        self._growing.make_room(rows)
         return next_slice_batch(steps, tokens, self._tensors.positions(rows))
 
     @torch.inference_mode()
@@ -266,11 +268,13 @@ class Engine:
         all tokens are through now, and what `step` would have returned for these.
 
         Where layers keep states, tokens go through all layers at once. Caches grow by tokens that are through all.
-        Raises as `step`, and ValueError for a piece that is through; it is then where it was.
+        Raises as `step`, and ValueError for a piece that is through, or of which a session is without its blocks; it is
+        then where it was.
         """
         counts = zip(slice_.steps, slice_.tokens, strict=True)
         span, rows = slice_.steps[0].span, [replace(step.row, count=count) for step, count in counts]
         check_rows(span, rows)
+        check_blocks(rows)
         if layers < 1 or slice_.layer >= span.stop:
             raise ValueError(f"a piece before layer {slice_.layer} of {span} cannot take {layers} layers")
         self._device.enter()
@@ -296,11 +300,8 @@ class Engine:
         slice_.complete(hidden, kept=not ends)
         through = tuple(step for step, _ in done)
         self._unfinished -= set(through)
+        self._growing.settle()
         return through, result
-
-    def _make_room(self, rows: Sequence[Rows]) -> None:
-        """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
-        self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
 
 
 def _recorded_drawing(spec: ModelSpec, device: Device, decoding: Decoding | None) -> RecordedDrawing | None:

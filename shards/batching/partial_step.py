@@ -61,6 +61,15 @@ def check_rows(span: Span, rows: Sequence[Rows]) -> None:
             raise ValueError("a session that has ended cannot be in a step")
 
 
+def check_blocks(rows: Sequence[Rows]) -> None:
+    """Raises ValueError where a session lacks blocks for its rows: what it had is elsewhere, maybe another's by now."""
+    for row in rows:
+        if not row.cache.has_blocks_for(row.count):
+            raise ValueError(
+                f"a session of {row.cache.length} tokens is without blocks for the {row.count} that are between layers"
+            )
+
+
 def check_inputs(spec: ModelSpec, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> list[int]:
     """The token ids, where the span starts the model; else none. Raises ValueError where rows and `hidden` do not fit
     each other."""

@@ -123,6 +123,11 @@ class SequenceCache:
         """Not before it has grown, nor while its blocks are in the host's memory, nor when it has been closed."""
         return not self.closed and any(table.blocks for table in self.tables)
 
+    def has_blocks_for(self, tokens: int) -> bool:
+        """Whether so many more have blocks of its own now, behind those that count."""
+        end = _blocks(self.length + tokens)
+        return all(table.end >= end for table in self._tables) and bool(self.tables[-1].blocks)
+
     @property
     def least_length(self) -> int:
         """It can go back to so many tokens and to any more, and always begin anew: by `truncate`, or behind a step with

@@ -85,10 +85,13 @@ class PagedRows:
         self._numbers.send()
 
     def _send_blocks(self, index: int, caches: Sequence[SequenceCache]) -> None:
-        """The blocks of rows whose blocks are not what they were go to the device."""
+        """The blocks of rows whose blocks are not what they were go to the device. Raises ValueError where a session
+        has none: its row would keep the addresses of whoever had it before."""
         sent, moved = self._sent[index], list[tuple[int, Tensor]]()
         for row, cache in enumerate(caches):
             places = self._pool.places(cache.tables[index])
+            if not len(places):
+                raise ValueError(f"the session of row {row} is without blocks")
             if sent[row] is not places:
                 sent[row] = places
                 moved.append((row, places.view(-1)))

@@ -100,3 +100,26 @@ def test_where_one_client_may_have_more_sessions_its_network_may_too() -> None:
     for session in range(56):
         granted(leases.request(key(session), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"))
     refused(leases.request(key(56), Span(0, 1), 1, "gateway", 0.0, "203.0.113.0/24"), "busy")
+
+
+def test_who_has_as_many_sessions_as_a_client_may_takes_nothing_from_others() -> None:
+    """Victims' links have just closed: they may come back, and their leases are the first that make room."""
+    leases = book(kv=1000, max_sessions_per_owner=4)
+    leases.loaded(SPEC.whole)
+    for session in (1, 2, 3):
+        granted(leases.request(key(session), Span(0, 1), 10, f"victim {session}", 0.0))
+    leases.abandon([key(session) for session in (1, 2, 3)], 50.0)
+    for session in (4, 5, 6, 7):
+        granted(leases.request(key(session), Span(0, 1), 10, "stranger", 15.0))
+    answer = granted(leases.request(key(8), Span(0, 1), 10, "stranger", 50.0))
+    assert [lease.owner for lease in answer.evicted] == ["stranger"]
+    assert {key(1), key(2), key(3)} < {lease.key for lease in leases.leases}
+
+
+def test_leases_that_are_too_small_to_help_stay() -> None:
+    leases = book(kv=100)
+    leases.loaded(SPEC.whole)
+    for session, tokens in ((1, 16), (2, 48), (3, 32)):
+        granted(leases.request(key(session), Span(0, 1), tokens, f"client {session}", float(session)))
+    answer = granted(leases.request(key(4), Span(0, 1), 48, "newcomer", 40.0))
+    assert [lease.key for lease in answer.evicted] == [key(2)]

@@ -25,6 +25,7 @@ from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.hop.session import HopProgress
 from molink.peer.models.model import LocalModel
 from molink.peer.speculation.draft_model import DraftModel
+from molink.peer.speculation.lookup import MOST_TEXT_TOKENS
 from molink.peer.speculation.session_guesses import SessionGuesses
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
@@ -90,6 +91,23 @@ def test_with_lookup_alone_nothing_is_kept_of_earlier_generations() -> None:
 
 def test_a_prediction_is_guessed_from_its_beginning() -> None:
     assert begun(HeadGuesses(tables=False), "one", prediction=TEXT).propose(4) == tuple(TEXT[:4])
+
+
+@pytest.mark.parametrize("kind", ["predictions", "texts"])
+def test_one_client_leaves_others_what_their_tokens_are_guessed_from(kind: str) -> None:
+    head, session = HeadGuesses(tables=False), Session("stranger")
+    start, count = pb.Start(prediction=[1] * (MOST_KEPT_TOKENS // 8 - session.capacity_tokens)), 8
+    if kind == "texts":
+        session = Session("stranger", capacity_tokens=MOST_TEXT_TOKENS)
+        start, count = pb.Start(), MOST_KEPT_TOKENS // MOST_TEXT_TOKENS
+    theirs = [head(session, start) for _ in range(count)]  # type: ignore[arg-type]
+    assert None not in theirs
+    own = begun(head, "honest", prediction=[201, *TEXT])
+    assert own.propose(2) == (201, TEXT[0])
+    own.extend([*TEXT, *TEXT[:4]])
+    assert own.propose(2) == tuple(TEXT[4:6])
+    if kind == "texts":
+        assert head(session, start) is None  # type: ignore[arg-type]
 
 
 LARGE = pb.Start(token_ids=[200], prediction=[1] * (MOST_KEPT_TOKENS // 4))

@@ -1,5 +1,6 @@
 """Tables of n-grams guess what came most often, in a memory that does not grow, and each client has his own."""
 
+import pickle
 from collections import Counter
 
 from hypothesis import given
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 
 from molink.peer.speculation.ngram_tables import (
     LONGEST_CONTEXT,
-    MOST_CLIENTS,
+    MOST_TABLES,
+    SLOTS,
     ClientTables,
     NgramTable,
     TableLookup,
@@ -74,12 +76,34 @@ def test_two_clients_with_the_same_text_have_tables_of_their_own() -> None:
 
 def test_the_client_that_was_away_longest_makes_room() -> None:
     tables = ClientTables()
-    for number in range(MOST_CLIENTS):
+    for number in range(MOST_TABLES):
         TableLookup(tables.of_client(str(number))).extend([1, 2, 3])
     tables.of_client("0")
     tables.of_client("a newcomer")
     assert tables.of_client("0").find((1,)) is not None
     assert tables.of_client("1").find((1,)) is None
+
+
+def test_scopes_of_one_client_make_room_for_each_other_and_not_another_clients() -> None:
+    tables = ClientTables()
+    TableLookup(tables.of_client("honest")).extend([1, 2, 3])
+    for number in range(2 * MOST_TABLES):
+        TableLookup(tables.of_client("stranger", bytes([number]))).extend([1, 2, 3])
+    assert tables.of_client("honest").find((1,)) is not None
+    assert tables.of_client("stranger", bytes([2 * MOST_TABLES - 1])).find((1,)) is not None
+    assert tables.of_client("stranger", bytes([0])).find((1,)) is None
+
+
+def test_sessions_keep_no_more_tables_than_may_be() -> None:
+    """Those of scopes that made room are empty from then on, whoever refers to them still."""
+    tables, lookups = ClientTables(), list[TableLookup]()
+    for number in range(MOST_TABLES + 8):
+        lookups.append(TableLookup(tables.of_client("stranger", bytes([number]))))
+    for lookup in lookups:
+        lookup.extend([1, 2, 1, 2])
+    guessing = [lookup for lookup in lookups if lookup.begin().guess() is not None]
+    assert guessing == lookups[8:]
+    assert len(pickle.dumps(lookups)) < MOST_TABLES * 10 * SLOTS
 
 
 def test_a_prompt_is_context_and_is_not_learnt() -> None:
