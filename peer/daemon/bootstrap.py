@@ -382,7 +382,7 @@ class Bootstrap:
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
             raise PeerError(f"layers {span} do not fit: {answer.detail}. Give more --memory or fewer layers")
-        await parts.announcer.announce(facts_too=True)
+        await parts.announcer.announce_or_later(facts_too=True)
         await parts.serving.loader.load(span)
 
     async def _place_layers(self, parts: PeerParts, profile: Profile, prober: Prober) -> PlacementDriver:

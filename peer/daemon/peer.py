@@ -52,6 +52,23 @@ async def _keep_up(duty: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(RETRY_S)
 
 
+async def let_sessions_end(parts: PeerParts, changed: asyncio.Event, at_once: asyncio.Event) -> None:
+    """Takes nothing new, and returns when all sessions have ended or gone over to others, DRAIN_S have passed, or
+    `at_once` is set. `changed` is set when one has ended."""
+    parts.leases.gate.drain()
+    parts.serving.say_leaving(DRAIN_S, "it leaves the swarm")
+    await parts.announcer.announce_or_later()
+    deadline_s = asyncio.get_running_loop().time() + DRAIN_S
+    while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
+        changed.clear()
+        waits = [asyncio.create_task(event.wait()) for event in (changed, at_once)]
+        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if at_once.is_set():
+            return
+
+
 class Peer:
     """One peer, from join to leave. `run` it once."""
 
@@ -114,7 +131,7 @@ class Peer:
                 parts = self._parts = await bootstrap.open(stack)
                 self._switch.stand()
                 self.metrics.watch_serving(parts.model.spec.name, self._serving_state)
-                await parts.announcer.announce(facts_too=True)
+                await parts.announcer.announce_or_later(facts_too=True)
                 await stack.enter_async_context(
                     LocalPresence(
                         self._settings,
@@ -223,7 +240,7 @@ class Peer:
         parts = self._serving_parts()
         parts.leases.gate.drain()
         parts.serving.say_leaving(DRAIN_S, "its operator drains it")
-        await parts.announcer.announce()
+        await parts.announcer.announce_or_later()
         return {"sessions": len(parts.leases.leases)}
 
     async def resume(self) -> dict[str, Any]:
@@ -232,7 +249,7 @@ class Peer:
         if self._leaving.is_set():
             raise OrderRefused("this peer is leaving already")
         parts.leases.gate.reopen("draining")
-        await parts.announcer.announce()
+        await parts.announcer.announce_or_later()
         return {"sessions": len(parts.leases.leases)}
 
     async def depart(self) -> dict[str, Any]:
@@ -298,7 +315,7 @@ class Peer:
         )
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
-        tasks.append(asyncio.create_task(parts.pausing.enforce(), name="keep comfortable"))
+        tasks.append(asyncio.create_task(_keep_up(parts.pausing.enforce), name="keep comfortable"))
         if parts.memory_guard is not None:
             tasks.append(asyncio.create_task(parts.memory_guard.keep_within(), name="keep within memory"))
         if parts.placing is not None:
@@ -308,22 +325,8 @@ class Peer:
             done, _ = await asyncio.wait({*tasks, leaving}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {leaving}:
                 task.result()  # a duty never returns: what ended it is an error
-            await self._drain(parts)
+            await let_sessions_end(parts, self._changed, self._at_once)
         finally:
             for task in (*tasks, leaving):
                 task.cancel()
             await asyncio.gather(*tasks, leaving, return_exceptions=True)
-
-    async def _drain(self, parts: PeerParts) -> None:
-        parts.leases.gate.drain()
-        parts.serving.say_leaving(DRAIN_S, "it leaves the swarm")
-        await parts.announcer.announce()
-        deadline_s = asyncio.get_running_loop().time() + DRAIN_S
-        while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
-            self._changed.clear()
-            waits = [asyncio.create_task(event.wait()) for event in (self._changed, self._at_once)]
-            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-            if self._at_once.is_set():
-                return
