@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import torch
+
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
@@ -19,7 +21,7 @@ from molink.peer.daemon.model_switch import ModelSwitch
 from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
-from molink.peer.daemon.settings import JoinSettings
+from molink.peer.daemon.settings import JoinSettings, SettingsError
 from molink.peer.device.machine_status import describe_machine, read_machine_status
 from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
@@ -162,6 +164,11 @@ class Peer:
             raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
         except BootstrapUnreachable as error:
             raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
+        except SettingsError as error:  # found out only with the model, such as that it needs more memory
+            raise PeerError(str(error)) from error
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            _log.debug("what ended this life", exc_info=error)
+            raise PeerError(f"this peer cannot go on: {str(error) or type(error).__name__}") from error
 
     def leave(self, *, at_once: bool = False) -> None:
         """Drains and stops; `at_once` without draining. Call it on the loop."""
