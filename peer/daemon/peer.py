@@ -113,6 +113,8 @@ class Peer:
                 say(f"{self._switch.reason}; serving {settings.options.model or 'the model before'} again")
             if settings is None:
                 return
+            if self.loads:  # two models at once are more than the memory that the owner gives
+                raise PeerError("layers of the model before are still being loaded: start the peer again")
             self._settings = settings
             self._begin_again()
 
@@ -180,7 +182,7 @@ class Peer:
     @property
     def loads(self) -> bool:
         """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
-        return self._parts is not None and bool(self._parts.leases.loading)
+        return self._parts is not None and self._parts.serving.loader.loads
 
     def status(self) -> dict[str, object]:
         """This peer and the swarm as it knows it, JSON-ready."""

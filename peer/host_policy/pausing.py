@@ -95,10 +95,11 @@ class Pausing:
         while self._leases.leases and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_ENDED_EVERY_S)  # the event of a change is the announcer's
         self._serving.admission.hand_back(detail)
+        self._serving.loader.abandon()
         await self._let_go_of_weights()
 
     async def _let_go_of_weights(self) -> None:
-        """Also of those whose load ended only now: a load that has begun cannot be stopped."""
+        """Also of those whose load ended only now: one that has begun ends when its thread next says how far it is."""
         held = self._leases.held
         if isinstance(guesses := self._serving.stepper.guessing.source_of, HeadGuesses):
             guesses.rest(self._device)

@@ -73,6 +73,9 @@ class SwarmMember:
     def _say_leaving(self, *_: object) -> None:
         self.told_to_leave += 1
 
+    def abandon(self) -> None:
+        """Nothing is being loaded."""
+
     async def drop(self, spans: tuple[Span, ...]) -> None:
         self.leases.drop(*spans)
 

@@ -111,3 +111,22 @@ def test_a_peer_whose_ordered_model_cannot_be_served_joins_with_the_one_before(
     assert joined == ["other/model", "own/model"]
     assert switch.reason is not None
     assert switch.reason.startswith("other/model cannot be served: ")
+
+
+def test_no_other_model_is_joined_with_while_a_thread_still_loads_layers_of_the_one_before(
+    settings: JoinSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, lives = ModelSwitch(), []
+
+    async def live(*_: object) -> None:
+        lives.append(1)
+        if len(lives) == 1:
+            switch.order("other/model")
+
+    monkeypatch.setattr(peer_module, "ModelSwitch", lambda: switch)
+    monkeypatch.setattr(peer_module, "SWITCH_INTERVAL_S", sys.getswitchinterval())
+    monkeypatch.setattr(Peer, "_live", live)
+    monkeypatch.setattr(Peer, "loads", True)
+    with pytest.raises(PeerError, match="still being loaded: start the peer again"):
+        asyncio.run(Peer(settings, cast("StateDir", None), lambda _: None).run(lambda _: None))
+    assert len(lives) == 1
