@@ -22,9 +22,11 @@ from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, SettingsError
+from molink.peer.device.device import choose_devices
 from molink.peer.device.machine_status import describe_machine, read_machine_status
 from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
+from molink.peer.host_policy.start_wait import StartWait
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
@@ -92,6 +94,7 @@ class Peer:
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
+        self._start_wait = StartWait(say)
         self._parts: PeerParts | None = None
 
     async def run(self, on_ready: Callable[["Peer"], None]) -> None:
@@ -131,6 +134,8 @@ class Peer:
             self._settings, self._state, self.metrics, self._changed, self._progress, self._read_machine, self
         )
         try:
+            devices = choose_devices(self._settings.options.device)
+            await self._start_wait.until_over(self._settings.host_policy, devices, self._read_machine)
             async with AsyncExitStack() as stack:
                 parts = self._parts = await bootstrap.open(stack)
                 self._switch.stand()
@@ -188,13 +193,17 @@ class Peer:
         """This peer and the swarm as it knows it, JSON-ready."""
         parts = self._parts
         if parts is None:
-            return {"ready": False}
+            return self._starting_status()
         swarm = describe_swarm(parts.discovery.snapshot(silent=True))
         return {**self._own_status(parts), **describe_line(parts.serving.measure_line()), **swarm}
 
     def own_status(self) -> dict[str, object]:
         """This peer alone, JSON-ready: soon told, however large the swarm is."""
-        return {"ready": False} if self._parts is None else self._own_status(self._parts)
+        return self._starting_status() if self._parts is None else self._own_status(self._parts)
+
+    def _starting_status(self) -> dict[str, object]:
+        reason = self._start_wait.reason
+        return {"ready": False, **({} if reason is None else {"paused": reason})}
 
     def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {

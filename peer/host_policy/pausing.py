@@ -4,18 +4,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import psutil
-
 from molink.peer.announcing.announcer import Announcer
 from molink.peer.device.device import give_back_memory
 from molink.peer.engine.guessing import HeadGuesses
-from molink.peer.host_policy.readings import ReadMachine
+from molink.peer.host_policy.readings import LOOK_EVERY_S, ReadMachine, look
 from molink.peer.host_policy.reloading import Reload
-from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, Readings, next_pause_state
+from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, next_pause_state
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.serving.data_plane import DataPlane
 
-LOOK_EVERY_S = 1.0
 GRACE_S = 3.0
 """Sessions that are about to end may do so within this time; the others are handed back to their clients."""
 _ENDED_EVERY_S = 0.05
@@ -57,7 +54,7 @@ class Pausing:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                readings = await self._look()
+                readings = await look(self._read)
                 if readings is None:
                     await asyncio.sleep(LOOK_EVERY_S)
                     continue
@@ -75,14 +72,6 @@ class Pausing:
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await self._stop_resuming()
-
-    async def _look(self) -> Readings | None:
-        """None: nothing can be told now, because descriptors, threads or memory have run out."""
-        try:
-            return await asyncio.to_thread(self._read)
-        except (OSError, RuntimeError, MemoryError, psutil.Error) as error:
-            _log.debug("the machine cannot be read: %s", error)
-            return None
 
     async def _pause(self, reason: str) -> None:
         self._say(f"Pauses: {reason}")

@@ -15,6 +15,7 @@ from molink.peer.daemon.model_switch import ModelSwitch
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.peer import Peer, PeerError
 from molink.peer.daemon.settings import JoinSettings, SettingsError, load_settings
+from molink.peer.host_policy.rules import Readings
 from molink.peer.state_dir import StateDir
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span
@@ -105,7 +106,7 @@ def test_a_peer_whose_ordered_model_cannot_be_served_joins_with_the_one_before(
     for name, value in {"Bootstrap": Opening, "ModelSwitch": lambda: switch, "gc": nothing}.items():
         monkeypatch.setattr(peer_module, name, value)
     monkeypatch.setattr(peer_module, "SWITCH_INTERVAL_S", sys.getswitchinterval())
-    peer = Peer(ordered, cast("StateDir", None), lambda _: None)
+    peer = Peer(ordered, cast("StateDir", None), lambda _: None, lambda: Readings(0))
     with pytest.raises(PeerError, match="that was its own"):
         asyncio.run(peer.run(lambda _: None))
     assert joined == ["other/model", "own/model"]
