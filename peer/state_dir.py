@@ -2,6 +2,7 @@
 process holds it."""
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from molink.configuration import SettingsError, check_address
 from molink.dht.records.bounds import MAX_SEQUENCE
 
 CONTROL_FILE = "control.json"
+_log = logging.getLogger(__name__)
 
 
 class StateDirInUse(Exception):
@@ -72,7 +74,8 @@ class StateDir:
         return _port(libp2p), _port(grpc)
 
     def remember_ports(self, libp2p: int, grpc: int) -> None:
-        write_json(self._ports, {"libp2p": libp2p, "grpc": grpc})
+        """If that cannot be written, the next start takes others."""
+        remember_json(self._ports, {"libp2p": libp2p, "grpc": grpc}, "the next start takes other ports")
 
     def set_aside(self) -> int:
         """Up to where sequence numbers of announcements may have been used; -1: none."""
@@ -132,6 +135,19 @@ def write_json(path: Path, content: dict[str, object]) -> None:
         with suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def remember_json(path: Path, content: dict[str, object], otherwise: str) -> None:
+    """As `write_json`, of what a peer can do without: if it cannot be written, a warning says what `otherwise` is."""
+    try:
+        write_json(path, content)
+    except OSError as error:
+        _log.warning(
+            "%s cannot be written (%s): %s. Make room in the state directory",
+            path,
+            error.strerror or error,
+            otherwise,
+        )
 
 
 def _addresses(value: object) -> tuple[str, ...]:

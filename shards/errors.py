@@ -47,3 +47,7 @@ class QuantizationUnavailable(ValueError):
     def __init__(self, quantization: str) -> None:
         super().__init__(f"{quantization} weights need bitsandbytes: pip install 'molink[quantization]'")
         self.quantization = quantization
+
+
+class LoadAbandoned(RuntimeError):
+    """Nobody wants the layers any more that a thread is loading: raised in it where it says how far it is."""

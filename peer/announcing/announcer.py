@@ -1,6 +1,7 @@
 """What a peer says of itself, and when: at once when its load or its links change, and from time to time."""
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -33,6 +34,7 @@ UPLINK_GAP_S = 60.0
 """Least time between announcements of an uplink: facts are large, and each goes to the whole swarm."""
 PROFILE_GAP_S = 60.0
 """The same for a refined profile."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +76,18 @@ class ServingTerms:
     drafts: tuple[AnnouncedDraft, ...] = ()
 
 
+@dataclass(slots=True)
+class _Told:
+    """What others have been told of what rarely changes."""
+
+    profile: Profile
+    profile_at_s: float = -math.inf
+    uplink_mbps: float | None = None
+    uplink_at_s: float = -math.inf
+    facts_due: bool = False
+    """Whether the next announcement has to say it, since one that was to say it has failed."""
+
+
 class Announcer:
     """Keeps the swarm informed of one serving peer."""
 
@@ -94,11 +108,7 @@ class Announcer:
         self._stepper = stepper
         self._changed = changed
         self._measured = measured
-        self._profile = measured.step_times.profile
-        """As others know it."""
-        self._profile_at_s = -math.inf
-        self._uplink_mbps: float | None = None
-        self._uplink_at_s = -math.inf
+        self._told = _Told(measured.step_times.profile)
         self._claim = Claim()
 
     def own_view(self) -> PeerView:
@@ -115,9 +125,34 @@ class Announcer:
             self._changed.set()
 
     async def announce(self, *, facts_too: bool = False) -> None:
-        """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
+        """Says how things stand now; with `facts_too` also what rarely changes, as the first time. Facts that could not
+        be said go with the next announcement, whoever makes it.
+
+        Raises:
+            TimeoutError: the network is too busy.
+            ThreadStoppedError: it has stopped.
+        """
+        due, self._told.facts_due = facts_too or self._told.facts_due, False
         told = claimed(replace(self._state(), loading=merge_spans(self._leases.loading)), self._claim)
-        await self._discovery.announce(self._current_facts() if facts_too else None, told)
+        said = False
+        try:
+            await self._discovery.announce(self._current_facts() if due else None, told)
+            said = True
+        finally:
+            self._told.facts_due |= due and not said
+
+    async def announce_or_later(self, *, facts_too: bool = False) -> None:
+        """As `announce`, but what the network is too busy for now is said when `keep_announced` next looks: nothing
+        that a peer has to do at this moment waits for it.
+
+        Raises:
+            ThreadStoppedError: the network has stopped.
+        """
+        try:
+            await self.announce(facts_too=facts_too)
+        except TimeoutError as error:
+            _log.warning("announced later: %s", error)
+            self._changed.set()
 
     async def tell_facts(self, facts: PeerFacts) -> None:
         """Announces other facts than before: where this peer is reached has changed."""
@@ -153,32 +188,32 @@ class Announcer:
             self.facts,
             links=self._measured.prober.measurements(),
             coordinate=self._measured.prober.coordinate,
-            uplink_mbps=self._uplink_mbps,
-            layer_latencies=self._profile.layer_latencies,
-            prefill_latencies=self._profile.prefill_latencies,
-            embed_ms=self._profile.embed_ms,
-            head_ms=self._profile.head_ms,
-            step_ms=self._profile.step_ms,
+            uplink_mbps=self._told.uplink_mbps,
+            layer_latencies=self._told.profile.layer_latencies,
+            prefill_latencies=self._told.profile.prefill_latencies,
+            embed_ms=self._told.profile.embed_ms,
+            head_ms=self._told.profile.head_ms,
+            step_ms=self._told.profile.step_ms,
         )
 
     def _profile_changed(self) -> bool:
         """Takes over what steps have taught, if the swarm should hear of it."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._profile_at_s < PROFILE_GAP_S:
+        if now_s - self._told.profile_at_s < PROFILE_GAP_S:
             return False
         refined = self._measured.step_times.refined()
-        if not worth_announcing(self._profile, refined):
+        if not worth_announcing(self._told.profile, refined):
             return False
-        self._profile, self._profile_at_s = refined, now_s
+        self._told.profile, self._told.profile_at_s = refined, now_s
         return True
 
     def _uplink_changed(self) -> bool:
         """Takes over what the line was measured to carry, if the swarm should hear of it."""
         now_s = asyncio.get_running_loop().time()
-        mbps = announced_mbps(self._uplink_mbps, self._measured.line().uplink_bytes_per_s)
-        if mbps == self._uplink_mbps or now_s - self._uplink_at_s < UPLINK_GAP_S:
+        mbps = announced_mbps(self._told.uplink_mbps, self._measured.line().uplink_bytes_per_s)
+        if mbps == self._told.uplink_mbps or now_s - self._told.uplink_at_s < UPLINK_GAP_S:
             return False
-        self._uplink_mbps, self._uplink_at_s = mbps, now_s
+        self._told.uplink_mbps, self._told.uplink_at_s = mbps, now_s
         return True
 
     def _peer_ids(self) -> set[str]:

@@ -291,7 +291,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     begin_loading_torch()  # priority and environment are as they should be; the next second is imports
     from molink.dht.host.lean_libp2p import load_lean_libp2p
     from molink.peer.daemon.running import NO_VIEW, ProgressLines, run_until_left, say
-    from molink.peer.daemon.settings import where_to_join
+    from molink.peer.daemon.settings import SettingsError, where_to_join
     from molink.shards.loading.lean_transformers import load_lean_transformers
 
     progress = ProgressLines(say)
@@ -312,7 +312,8 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
         view = terminal_view() if sys.stdout.isatty() else NO_VIEW
         asyncio.run(run_until_left(peer, state.path, progress, private=private, view=view))
     except PeerError as error:
-        raise CommandFailed(str(error)) from error
+        wrong_settings = isinstance(error.__cause__, SettingsError)
+        raise CommandFailed(str(error), EXIT_USAGE if wrong_settings else EXIT_FAILURE) from error
 
 
 def _examine(given: Mapping[str, object]) -> dict[str, object]:

@@ -15,7 +15,7 @@ import torch
 from molink.peer.compute.first_step import Proof, first_step
 from molink.peer.device.graphics_cards import Card, seen_cards
 from molink.peer.models.model import LocalModel
-from molink.peer.state_dir import read_json, write_json
+from molink.peer.state_dir import read_json, remember_json
 from molink.shards.batching.ways import DecodingWay
 
 REMEMBERED = 32
@@ -45,7 +45,8 @@ def known_or_proven(
         proof = prove(model, device)
         if proof.sentence is None:
             newest = dict(list(known.items())[-(REMEMBERED - 1) :])
-            write_json(memory, {**newest, key: {"way": proof.way.name, "library_bytes": proof.library_bytes}})
+            found: dict[str, object] = {"way": proof.way.name, "library_bytes": proof.library_bytes}
+            remember_json(memory, {**newest, key: found}, "the next start tries a layer again")
     return proof
 
 

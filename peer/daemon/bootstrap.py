@@ -59,10 +59,10 @@ from molink.peer.drafting.draft_thread import DraftThread
 from molink.peer.engine.guessing import HeadGuesses
 from molink.peer.engine.hop_traces import HopTraces, resource_of
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.host_policy.gpus import gpus_of, this_process
+from molink.peer.host_policy.gpus import this_process
 from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.host_policy.pausing import Pausing
-from molink.peer.host_policy.readings import MachineReader, ReadMachine
+from molink.peer.host_policy.readings import ReadMachine, machine_reader
 from molink.peer.masks.mask_worker import MaskedModel
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.models.choosing import ask_for_model, choose_model, model_notes
@@ -369,12 +369,10 @@ class Bootstrap:
     def _pausing(
         self, computing: ComputeSetup, leases: LeaseBook, serving: DataPlane, announcer: Announcer
     ) -> Pausing:
-        rules, device, ranks = self._settings.host_policy, computing.devices[0], computing.ranks
-        heeds_programs = rules.heeds_programs(device)
+        rules, devices, ranks = self._settings.host_policy, computing.devices, computing.ranks
         own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
-        gpu = gpus_of(computing.devices, own) if heeds_programs else None
-        read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
-        return Pausing(rules, device, read, leases, serving, announcer, say)
+        read = self._read_machine or machine_reader(rules, devices, own)
+        return Pausing(rules, devices[0], read, leases, serving, announcer, say)
 
     async def _preload(self, parts: PeerParts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
@@ -382,7 +380,7 @@ class Bootstrap:
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
             raise PeerError(f"layers {span} do not fit: {answer.detail}. Give more --memory or fewer layers")
-        await parts.announcer.announce(facts_too=True)
+        await parts.announcer.announce_or_later(facts_too=True)
         await parts.serving.loader.load(span)
 
     async def _place_layers(self, parts: PeerParts, profile: Profile, prober: Prober) -> PlacementDriver:

@@ -32,7 +32,7 @@ from molink.peer.ranks.backend import RankedBackend
 from molink.peer.ranks.choice import DeviceAlone, open_ranks
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.step_limit import longest_step
-from molink.peer.state_dir import read_json, write_json
+from molink.peer.state_dir import read_json, remember_json
 from molink.routing.cost.encodings import opted_in
 from molink.shards.spec import ModelSpec
 
@@ -127,7 +127,8 @@ def remembered_effect(
     said = known.pop(key, None)
     if not isinstance(said, str):
         said = str(measure(model, device))
-        write_json(cache, {**dict(list(known.items())[-(REMEMBERED - 1) :]), key: said})
+        newest = dict(list(known.items())[-(REMEMBERED - 1) :])
+        remember_json(cache, {**newest, key: said}, "the next start measures again")
     return said
 
 

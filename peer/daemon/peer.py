@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import torch
+
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
@@ -19,10 +21,12 @@ from molink.peer.daemon.model_switch import ModelSwitch
 from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
-from molink.peer.daemon.settings import JoinSettings
+from molink.peer.daemon.settings import JoinSettings, SettingsError
+from molink.peer.device.device import choose_devices
 from molink.peer.device.machine_status import describe_machine, read_machine_status
 from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
+from molink.peer.host_policy.start_wait import StartWait
 from molink.peer.memory.lease_gate import DRAIN_S
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
@@ -52,6 +56,23 @@ async def _keep_up(duty: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(RETRY_S)
 
 
+async def let_sessions_end(parts: PeerParts, changed: asyncio.Event, at_once: asyncio.Event) -> None:
+    """Takes nothing new, and returns when all sessions have ended or gone over to others, DRAIN_S have passed, or
+    `at_once` is set. `changed` is set when one has ended."""
+    parts.leases.gate.drain()
+    parts.serving.say_leaving(DRAIN_S, "it leaves the swarm")
+    await parts.announcer.announce_or_later()
+    deadline_s = asyncio.get_running_loop().time() + DRAIN_S
+    while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
+        changed.clear()
+        waits = [asyncio.create_task(event.wait()) for event in (changed, at_once)]
+        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if at_once.is_set():
+            return
+
+
 class Peer:
     """One peer, from join to leave. `run` it once."""
 
@@ -73,6 +94,7 @@ class Peer:
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
+        self._start_wait = StartWait(say)
         self._parts: PeerParts | None = None
 
     async def run(self, on_ready: Callable[["Peer"], None]) -> None:
@@ -94,6 +116,8 @@ class Peer:
                 say(f"{self._switch.reason}; serving {settings.options.model or 'the model before'} again")
             if settings is None:
                 return
+            if self.loads:  # two models at once are more than the memory that the owner gives
+                raise PeerError("layers of the model before are still being loaded: start the peer again")
             self._settings = settings
             self._begin_again()
 
@@ -110,11 +134,13 @@ class Peer:
             self._settings, self._state, self.metrics, self._changed, self._progress, self._read_machine, self
         )
         try:
+            devices = choose_devices(self._settings.options.device)
+            await self._start_wait.until_over(self._settings.host_policy, devices, self._read_machine)
             async with AsyncExitStack() as stack:
                 parts = self._parts = await bootstrap.open(stack)
                 self._switch.stand()
                 self.metrics.watch_serving(parts.model.spec.name, self._serving_state)
-                await parts.announcer.announce(facts_too=True)
+                await parts.announcer.announce_or_later(facts_too=True)
                 await stack.enter_async_context(
                     LocalPresence(
                         self._settings,
@@ -145,6 +171,11 @@ class Peer:
             raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
         except BootstrapUnreachable as error:
             raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
+        except SettingsError as error:  # found out only with the model, such as that it needs more memory
+            raise PeerError(str(error)) from error
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            _log.debug("what ended this life", exc_info=error)
+            raise PeerError(f"this peer cannot go on: {str(error) or type(error).__name__}") from error
 
     def leave(self, *, at_once: bool = False) -> None:
         """Drains and stops; `at_once` without draining. Call it on the loop."""
@@ -156,19 +187,23 @@ class Peer:
     @property
     def loads(self) -> bool:
         """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
-        return self._parts is not None and bool(self._parts.leases.loading)
+        return self._parts is not None and self._parts.serving.loader.loads
 
     def status(self) -> dict[str, object]:
         """This peer and the swarm as it knows it, JSON-ready."""
         parts = self._parts
         if parts is None:
-            return {"ready": False}
+            return self._starting_status()
         swarm = describe_swarm(parts.discovery.snapshot(silent=True))
         return {**self._own_status(parts), **describe_line(parts.serving.measure_line()), **swarm}
 
     def own_status(self) -> dict[str, object]:
         """This peer alone, JSON-ready: soon told, however large the swarm is."""
-        return {"ready": False} if self._parts is None else self._own_status(self._parts)
+        return self._starting_status() if self._parts is None else self._own_status(self._parts)
+
+    def _starting_status(self) -> dict[str, object]:
+        reason = self._start_wait.reason
+        return {"ready": False, **({} if reason is None else {"paused": reason})}
 
     def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {
@@ -223,7 +258,7 @@ class Peer:
         parts = self._serving_parts()
         parts.leases.gate.drain()
         parts.serving.say_leaving(DRAIN_S, "its operator drains it")
-        await parts.announcer.announce()
+        await parts.announcer.announce_or_later()
         return {"sessions": len(parts.leases.leases)}
 
     async def resume(self) -> dict[str, Any]:
@@ -232,7 +267,7 @@ class Peer:
         if self._leaving.is_set():
             raise OrderRefused("this peer is leaving already")
         parts.leases.gate.reopen("draining")
-        await parts.announcer.announce()
+        await parts.announcer.announce_or_later()
         return {"sessions": len(parts.leases.leases)}
 
     async def depart(self) -> dict[str, Any]:
@@ -298,7 +333,7 @@ class Peer:
         )
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
-        tasks.append(asyncio.create_task(parts.pausing.enforce(), name="keep comfortable"))
+        tasks.append(asyncio.create_task(_keep_up(parts.pausing.enforce), name="keep comfortable"))
         if parts.memory_guard is not None:
             tasks.append(asyncio.create_task(parts.memory_guard.keep_within(), name="keep within memory"))
         if parts.placing is not None:
@@ -308,22 +343,8 @@ class Peer:
             done, _ = await asyncio.wait({*tasks, leaving}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {leaving}:
                 task.result()  # a duty never returns: what ended it is an error
-            await self._drain(parts)
+            await let_sessions_end(parts, self._changed, self._at_once)
         finally:
             for task in (*tasks, leaving):
                 task.cancel()
             await asyncio.gather(*tasks, leaving, return_exceptions=True)
-
-    async def _drain(self, parts: PeerParts) -> None:
-        parts.leases.gate.drain()
-        parts.serving.say_leaving(DRAIN_S, "it leaves the swarm")
-        await parts.announcer.announce()
-        deadline_s = asyncio.get_running_loop().time() + DRAIN_S
-        while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
-            self._changed.clear()
-            waits = [asyncio.create_task(event.wait()) for event in (self._changed, self._at_once)]
-            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-            if self._at_once.is_set():
-                return

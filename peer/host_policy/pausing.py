@@ -4,19 +4,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import psutil
-
 from molink.peer.announcing.announcer import Announcer
 from molink.peer.device.device import give_back_memory
 from molink.peer.engine.guessing import HeadGuesses
-from molink.peer.host_policy.readings import ReadMachine
-from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, Readings, next_pause_state
+from molink.peer.host_policy.readings import LOOK_EVERY_S, ReadMachine, look
+from molink.peer.host_policy.reloading import Reload
+from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, next_pause_state
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.serving.data_plane import DataPlane
-from molink.shards.errors import WeightsError
-from molink.shards.spec import Span, merge_spans
 
-LOOK_EVERY_S = 1.0
 GRACE_S = 3.0
 """Sessions that are about to end may do so within this time; the others are handed back to their clients."""
 _ENDED_EVERY_S = 0.05
@@ -44,8 +40,8 @@ class Pausing:
         self._announcer = announcer
         self._say = say
         self._state = PauseState()
-        self._held: tuple[Span, ...] = ()
-        """What it held when it paused, to be loaded again."""
+        self._reload = Reload()
+        """What it held when it paused."""
         self._resuming: asyncio.Task[None] | None = None
 
     @property
@@ -58,7 +54,7 @@ class Pausing:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                readings = await self._look()
+                readings = await look(self._read)
                 if readings is None:
                     await asyncio.sleep(LOOK_EVERY_S)
                     continue
@@ -71,34 +67,28 @@ class Pausing:
                     await self._pause(self.paused_for)
                 elif self.paused_for is not None:
                     await self._let_go_of_weights()
+                elif self._is_to_load(clock()):
+                    self._resuming = asyncio.create_task(self._load_again(), name="load again")
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await self._stop_resuming()
 
-    async def _look(self) -> Readings | None:
-        """None: nothing can be told now, because descriptors, threads or memory have run out."""
-        try:
-            return await asyncio.to_thread(self._read)
-        except (OSError, RuntimeError, MemoryError, psutil.Error) as error:
-            _log.debug("the machine cannot be read: %s", error)
-            return None
-
     async def _pause(self, reason: str) -> None:
         self._say(f"Pauses: {reason}")
-        unloaded = await self._stop_resuming()
+        await self._stop_resuming()
         detail = f"this peer is paused ({reason}): choose another"
         self._leases.gate.close(Refused("busy", detail, RESUME_AFTER_S))
         self._serving.say_leaving(GRACE_S, f"it is paused: {reason}")
-        await self._announcer.announce()
+        await self._announcer.announce_or_later()
         deadline_s = asyncio.get_running_loop().time() + GRACE_S
         while self._leases.leases and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_ENDED_EVERY_S)  # the event of a change is the announcer's
         self._serving.admission.hand_back(detail)
-        self._held = unloaded
+        self._serving.loader.abandon()
         await self._let_go_of_weights()
 
     async def _let_go_of_weights(self) -> None:
-        """Also of those whose load ended only now: a load that has begun cannot be stopped."""
+        """Also of those whose load ended only now: one that has begun ends when its thread next says how far it is."""
         held = self._leases.held
         if isinstance(guesses := self._serving.stepper.guessing.source_of, HeadGuesses):
             guesses.rest(self._device)
@@ -109,31 +99,49 @@ class Pausing:
         except ValueError as error:  # something still uses them: it is looked at again
             _log.info("the weights stay for now: %s", error)
             return
-        self._held = merge_spans((*self._held, *held))
+        self._reload = self._reload.joined(held)
         give_back_memory(self._device)
 
     async def _resume(self) -> None:
         """Loads what was held; only then the swarm hears that this peer is back."""
         self._leases.gate.reopen("busy")
-        now_s = asyncio.get_running_loop().time()
-        refused = [
-            answer for span in self._held if isinstance(answer := self._leases.preload(span, now_s), Refused)
-        ]
-        for answer in refused:
-            _log.warning("not everything is loaded again: %s", answer.detail)
-        try:
-            await asyncio.gather(*map(self._serving.loader.load, self._held))
-        except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
-            _log.error("the layers could not be loaded again: %s", error)
+        await self._load_again()
         if isinstance(guesses := self._serving.stepper.guessing.source_of, HeadGuesses):
             guesses.wake()
-        await self._announcer.announce(facts_too=True)  # who avoided this peer need not any more
+        await self._announcer.announce_or_later(facts_too=True)  # who avoided this peer need not any more
 
-    async def _stop_resuming(self) -> tuple[Span, ...]:
-        """Ends a return that has not come to its end; returns what it would have loaded."""
+    def _is_to_load(self, at_s: float) -> bool:
+        """Whether a try has not brought all that was held, and it is time for the next: a peer that takes nothing new
+        for another reason waits for the end of that."""
+        under_way = self._resuming is not None and not self._resuming.done()
+        due = bool(self._reload.spans) and at_s >= self._reload.due_s
+        return due and not under_way and not self._leases.gate.is_closed
+
+    async def _load_again(self) -> None:
+        """Loads what was held, as far as it can be; what cannot be is tried later, unless others take its place."""
+        leases, clock = self._leases, asyncio.get_running_loop().time
+        missing = self._reload.missing(leases.held)
+        refusals = [
+            answer for span in missing if isinstance(answer := leases.preload(span, clock()), Refused)
+        ]
+        present = (*leases.held, *leases.loading)
+        if refusals and not leases.gate.is_closed and self._reload.is_given_up(present):
+            _log.info("what was held before the pause is not loaded again: others have taken its place")
+            self._reload = Reload()
+            return
+        loads = map(self._serving.loader.load, missing)
+        ended = await asyncio.gather(*loads, return_exceptions=True)  # whatever ends one: the wish stays
+        problems = [answer.detail for answer in refusals] + [
+            str(one) or repr(one) for one in ended if one is not None
+        ]
+        self._reload = self._reload.tried(leases.held, clock())
+        if self._reload.spans:
+            left_s = self._reload.due_s - clock()
+            _log.error("not all is loaded again, next try in %.0f s: %s", left_s, "; ".join(problems))
+
+    async def _stop_resuming(self) -> None:
+        """Ends a return that has not come to its end."""
         resuming, self._resuming = self._resuming, None
-        if resuming is None or resuming.done():
-            return ()
-        resuming.cancel()
-        await asyncio.gather(resuming, return_exceptions=True)
-        return self._held
+        if resuming is not None and not resuming.done():
+            resuming.cancel()
+            await asyncio.gather(resuming, return_exceptions=True)

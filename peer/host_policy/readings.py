@@ -1,24 +1,28 @@
 """What the volunteer's machine is doing: one small reader for each source. What cannot be told here is None."""
 
+import asyncio
 import ctypes
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
-from molink.peer.host_policy.gpus import GpuUse
-from molink.peer.host_policy.rules import Readings
+from molink.peer.host_policy.gpus import GpuUse, OwnProcesses, gpus_of, this_process
+from molink.peer.host_policy.rules import HostPolicy, Readings
 
+LOOK_EVERY_S = 1.0
 PROPERTY_TIMEOUT_S = 1.0
 FULL_SCREEN_STATES = frozenset({2, 3, 4})
 """Of SHQueryUserNotificationState: QUNS_BUSY (a full-screen program), QUNS_RUNNING_D3D_FULL_SCREEN and
 QUNS_PRESENTATION_MODE."""
 
+_log = logging.getLogger(__name__)
 _WINDOW = re.compile(r"0x[0-9a-f]+")
 
 ReadMachine = Callable[[], Readings]
@@ -42,6 +46,24 @@ class MachineReader:
             on_battery=None if battery is None or battery[0] is None else not battery[0],
             battery_percent=None if battery is None else battery[1],
         )
+
+
+def machine_reader(
+    rules: HostPolicy, devices: Sequence[str], own: OwnProcesses = this_process
+) -> MachineReader:
+    """One that reads what the rules ask of a peer on these torch devices, whose processes are its `own`."""
+    heeds_programs = rules.heeds_programs(devices[0])
+    return MachineReader(gpus_of(devices, own) if heeds_programs else None, heeds_programs=heeds_programs)
+
+
+async def look(read: ReadMachine) -> Readings | None:
+    """What `read` tells, on a thread; None: nothing can be told now, because descriptors, threads or memory have run
+    out."""
+    try:
+        return await asyncio.to_thread(read)
+    except (OSError, RuntimeError, MemoryError, psutil.Error) as error:
+        _log.debug("the machine cannot be read: %s", error)
+        return None
 
 
 def is_full_screen() -> bool | None:

@@ -21,7 +21,7 @@ from molink.peer.device.threads import processor_times
 from molink.peer.profiling.layer_bench import MOST_LAYERS, SEVERAL_BYTES, on_bench
 from molink.peer.profiling.profile import FLOOR_MS, Profile
 from molink.peer.profiling.profile_json import from_json, to_json
-from molink.peer.state_dir import read_json, write_json
+from molink.peer.state_dir import read_json, remember_json
 from molink.shards.batching.engine import Engine
 from molink.shards.batching.ways import DecodingWay
 from molink.shards.spec import ModelSpec, Span
@@ -78,7 +78,7 @@ def cached_or_measured(
                 progress("Steps were still getting faster: measured again at the next start")
         elif len(counts) == 1 or stays_the_best(others_share):
             newest = dict(list(known.items())[-(REMEMBERED - 1) :])
-            write_json(cache, {**newest, key: to_json(profile)})
+            remember_json(cache, {**newest, key: to_json(profile)}, "the next start measures again")
         elif progress is not None:
             progress(
                 f"Other programs kept {others_share:.0%} of the processors busy: measured again at the next start"

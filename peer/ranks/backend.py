@@ -5,6 +5,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
@@ -20,7 +21,7 @@ from molink.peer.ranks.processes import LOAD_SILENCE_S, RankProcesses, RankRefus
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.ways import DecodingWay
 from molink.shards.codec import dtype_of
-from molink.shards.errors import WeightsError
+from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.kv.kv_cache import CacheFull, SequenceCache
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.spec import ModelSpec, SamplingParams, Span
@@ -293,7 +294,8 @@ class RankedBackend:
 
         def told(rank: int, read: int, total: int) -> None:
             done[rank] = read
-            progress(sum(done), total * self._count)
+            with suppress(LoadAbandoned):  # ranks end what they have begun
+                progress(sum(done), total * self._count)
 
         number = self.ranks.new_number()
         order: dict[str, object] = {
@@ -309,7 +311,11 @@ class RankedBackend:
                 reason = str(refused).removeprefix(f"{self._model.folder}: ")
                 raise WeightsError(self._model.folder, reason) from refused
             raise _as_engine_error(refused) from refused
-        progress(1, 1)
+        try:
+            progress(1, 1)
+        except LoadAbandoned:
+            self.ranks.ask("forget", {"load": number})
+            raise
         return lambda: self.engine.attach(number)
 
     def cap_memory(self, cap_bytes: int) -> None:

@@ -25,7 +25,7 @@ from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.shards.errors import WeightsError
+from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.prefix import names_at
 
@@ -292,6 +292,8 @@ class Admission:
             asyncio.create_task(self._neighbours.link(facts, session.owner.remote))
             for facts in session.plan.neighbours_of(session.place.hop)
         ]
+        # of an end that nobody has foreseen, or when it is cancelled: who waits hears in any case
+        refusal = RequestRefused("load", f"the lease of layers {span} was not made ready")
         try:
             for load in loads:
                 await asyncio.shield(load.done)
@@ -303,7 +305,7 @@ class Admission:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
         except PoolFull as error:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
-        except (WeightsError, OSError, ValueError) as error:
+        except (WeightsError, LoadAbandoned, OSError, ValueError) as error:
             refusal = RequestRefused("load", f"layers {span} could not be loaded: {error}")
         except (MemoryError, RuntimeError) as error:
             _log.exception("a lease for %s failed", span)
@@ -313,10 +315,11 @@ class Admission:
             self._stepper.begin_session(session)
             return
         finally:
+            if not forming.ready.done():
+                forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
             for neighbour in neighbours:
                 neighbour.cancel()
             await asyncio.gather(*neighbours, return_exceptions=True)
-        forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
     def _let_go(self, key: LeaseKey) -> None:
         if (session := self._end(key)) is not None:

@@ -4,27 +4,32 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from molink.peer.compute.backend import Backend, CompilingEngine
 from molink.peer.compute.library_compiler import library_compiled_beside
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import common_spans
-from molink.shards.errors import WeightsError
+from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.native.compiling import user_folder
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
+ENDS_WITHIN_S = 30.0
+"""A thread that loads ends within this time once nobody wants its layers: when it next says how far it is."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class LayerLoad:
-    """A span on its way into the engine; `done` ends when it is held, or as what went wrong."""
+    """A span on its way into the engine; `done` ends when it is held, or as what went wrong. Who waits for it shields
+    it: others may wait for the same."""
 
     span: Span
     done: asyncio.Task[None]
     loaded_bytes: int
     total_bytes: int
+    is_abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +60,12 @@ class LayerLoader:
         """What makes steps faster, behind each load."""
 
     @property
+    def loads(self) -> bool:
+        """Whether weights are being fetched or loaded, or wait for that: a thread may take memory that no cancelling
+        gives back."""
+        return bool(self._loads)
+
+    @property
     def loaded_bytes(self) -> int:
         """Of all loads under way."""
         return sum(load.loaded_bytes for load in self._loads.values())
@@ -74,13 +85,14 @@ class LayerLoader:
         return [load for load in self._loads.values() if common_spans((load.span,), span)]
 
     async def load(self, span: Span) -> None:
-        """Loads what the lease book has committed memory to in `span`.
+        """Loads what the lease book has committed memory to in `span`. Who is cancelled meanwhile ends no load.
 
         Raises:
             WeightsError: the weights are missing, damaged or not this model's.
+            LoadAbandoned: nobody wants them any more.
         """
         for load in self.begin(span):
-            await load.done
+            await asyncio.shield(load.done)
 
     async def drop(self, spans: tuple[Span, ...]) -> None:
         """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
@@ -102,40 +114,72 @@ class LayerLoader:
             for span in missing_spans(promised, (*self._loads, *wanted)):
                 self._fail(span)
 
+    def abandon(self) -> None:
+        """Nobody wants what is being loaded: each load fails as soon as its thread can end."""
+        for load in self._loads.values():
+            load.is_abandoned = True
+
     async def close(self) -> None:
-        """Ends every load in progress, and what follows on one."""
+        """Ends every load in progress, and what follows on one. A thread that does not end within ENDS_WITHIN_S is
+        left alone, with `loads` true for as long as it goes on."""
+        self.abandon()
         tasks = [load.done for load in self._loads.values()]
         tasks += self._hastening
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=ENDS_WITHIN_S)
 
     async def _load(self, span: Span) -> None:
-        def progress(done: int, total: int) -> None:
-            load = self._loads.get(span)
-            if load is not None:
-                load.loaded_bytes, load.total_bytes = done, total
-
+        held = False
         try:
             async with self._order:
+                self._require_wanted(span)
                 await self._engine_thread.call_long(self._limit_kv)
-                attach = await asyncio.to_thread(self._backend.load, span, progress)
+                attach = await self._loaded_by_thread(span)
             await self._engine_thread.call_long(attach)
             await self._record()
+            self._leases.loaded(span)
+            held = True
+        except LoadAbandoned:
+            _log.info("%s is not loaded: nobody wants it any more", span)
+            raise
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
-            self._fail(span)
             raise
-        else:
-            self._leases.loaded(span)
-            _log.info("holds %s", span)
-            task = asyncio.create_task(self._hasten(), name=f"hasten {span}")
-            self._hastening.add(task)
-            task.add_done_callback(self._hastening.discard)
-            task.add_done_callback(_retrieve)
-        finally:
+        finally:  # whatever ended it: nothing stays promised that nobody loads
             del self._loads[span]
+            if not held:
+                self._fail(span)
             self._on_change()
+        _log.info("holds %s", span)
+        task = asyncio.create_task(self._hasten(), name=f"hasten {span}")
+        self._hastening.add(task)
+        task.add_done_callback(self._hastening.discard)
+        task.add_done_callback(_retrieve)
+
+    async def _loaded_by_thread(self, span: Span) -> Callable[[], None]:
+        """As `Backend.load`. Ends with the thread and not before, also when it is cancelled: as long as the thread
+        goes on it takes memory, and no other load may begin."""
+
+        def progress(done: int, total: int) -> None:
+            self._require_wanted(span)
+            if (load := self._loads.get(span)) is not None:
+                load.loaded_bytes, load.total_bytes = done, total
+
+        work = asyncio.ensure_future(asyncio.to_thread(self._backend.load, span, progress))
+        work.add_done_callback(_retrieve)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait((work,))
+            raise
+
+    def _require_wanted(self, span: Span) -> None:
+        """Raises LoadAbandoned if it is not."""
+        load = self._loads.get(span)
+        if load is None or load.is_abandoned:
+            raise LoadAbandoned(f"nobody wants {span} any more")
 
     async def _record(self) -> None:
         """Decode steps on new layers are recorded before sessions make any; steps on others go in between."""
@@ -177,7 +221,7 @@ def _log_error(result: Exception | None) -> None:
         _log.error("the KV cache could not be resized", exc_info=result)
 
 
-def _retrieve(ended: "asyncio.Task[None]") -> None:
+def _retrieve(ended: "asyncio.Future[Any]") -> None:
     """Marks an error as seen: nobody may be waiting for it any more."""
     if not ended.cancelled():
         ended.exception()

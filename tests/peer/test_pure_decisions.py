@@ -70,6 +70,7 @@ DECISIONS = [
     "molink.peer.scheduling.in_flight_limit",
     "molink.peer.scheduling.step_limit",
     "molink.peer.speculation",
+    "molink.peer.host_policy.reloading",
     "molink.peer.host_policy.rules",
     "molink.peer.wire.transport.acknowledgements",
     "molink.peer.wire.transport.keepalive",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from molink.peer.ranks.processes import RanksLost
 from molink.routing.parallelism.parallelism import Lengths
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint import store
-from molink.shards.errors import WeightsError
+from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.kv.kv_cache import CacheFull
 from molink.shards.sampling.sample_request import SampleRequest
 from molink.shards.sampling.sampling import BrokenLogits, Sampled, sample
@@ -321,6 +322,22 @@ def test_loading_tells_its_progress_and_layers_can_be_let_go(running: Running) -
     running.backend.load(Span(4, 6), lambda done, total: told.append((done, total)))()
     assert told
     assert told[-1][0] == told[-1][1]
+    assert generate(running, PROMPT, 4) == greedy_reference(running.model.folder, PROMPT, 4)
+
+
+def test_a_load_that_nobody_wants_any_more_is_forgotten_by_every_rank_and_can_come_again(
+    running: Running,
+) -> None:
+    def unwanted(_done: int, _total: int) -> None:
+        raise LoadAbandoned("nobody wants them any more")
+
+    running.backend.engine.detach(Span(4, 6))
+    ranks = running.backend.ranks
+    with patch.object(ranks, "ask", wraps=ranks.ask) as asked:
+        with pytest.raises(LoadAbandoned):
+            running.backend.load(Span(4, 6), unwanted)
+        assert [call.args[0] for call in asked.call_args_list] == ["load", "forget"]
+    running.backend.load(Span(4, 6), ignore)()
     assert generate(running, PROMPT, 4) == greedy_reference(running.model.folder, PROMPT, 4)
 
 

@@ -228,6 +228,22 @@ async def test_a_load_that_fails_says_so_and_gives_the_memory_back(model: LocalM
 
 
 @asynchronous
+async def test_a_client_hears_of_a_load_that_ended_as_nobody_has_foreseen(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Stage:
+        raise KeyError("model.layers.3.mlp.gate.weight")
+
+    monkeypatch.setattr(model_module, "load_stage", broken)
+    async with served(model) as peer:
+        before = peer.leases.free_weight_bytes
+        asked = peer.alone()
+        await peer.reserve(asked)
+        assert (await peer.ready(asked)).refusal.code == "load"
+        assert (peer.leases.loading, peer.leases.free_weight_bytes) == ((), before)
+
+
+@asynchronous
 async def test_weights_that_are_altered_after_the_peer_has_started_are_not_served(
     model: LocalModel, tmp_path: Path
 ) -> None:

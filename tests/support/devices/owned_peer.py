@@ -14,10 +14,9 @@ if __name__ == "__main__":  # as `molink-peer` does
 
 from molink.peer.commands import cli
 from molink.peer.compute.backend import StageEngine
-from molink.peer.daemon import bootstrap
 from molink.peer.engine import stepping
 from molink.peer.engine.steps import StepInput, StepOutput
-from molink.peer.host_policy import pausing, rules
+from molink.peer.host_policy import pausing, readings, rules, start_wait
 from molink.peer.host_policy.rules import Readings
 
 STEP_S = 0.02
@@ -41,8 +40,9 @@ def compute_slowly(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOu
 
 
 if __name__ == "__main__":
-    bootstrap.MachineReader = Reader  # type: ignore[assignment,misc]
+    readings.MachineReader = Reader  # type: ignore[assignment,misc]
     rules.PAUSE_AFTER_S = rules.RESUME_AFTER_S = 0.1  # type: ignore[misc]
-    pausing.LOOK_EVERY_S, pausing.GRACE_S = 0.05, 0.0  # type: ignore[misc]
+    start_wait.LOOK_EVERY_S = pausing.LOOK_EVERY_S = 0.05  # type: ignore[misc]
+    pausing.GRACE_S = 0.0  # type: ignore[misc]
     stepping.compute = compute_slowly  # type: ignore[assignment]
     cli.main()
