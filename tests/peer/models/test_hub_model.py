@@ -19,6 +19,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerView
 from molink.peer.compute.backend import DeviceBackend
+from molink.peer.models import hub
 from molink.peer.models.hub import HubAccess, open_hub_model, progress_bar
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel
@@ -143,6 +144,50 @@ def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide,
         assert open_with(side, store, served, [])[0] == side.manifest
         with pytest.raises(StoreError, match="is not what the swarm serves under this name"):
             open_with(side, store, served[:1], [])
+
+
+def test_of_contents_without_number_a_few_are_asked_for_at_once_within_one_deadline(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
+    views = [view(f"{number:064x}") for number in range(50)]
+    asked: list[str] = []
+
+    async def never(_: Sequence[PeerView], content_hash: str) -> Manifest | None:
+        asked.append(content_hash)
+        await asyncio.get_running_loop().create_future()
+        return None
+
+    async def opening(store: BlobStore) -> Manifest:
+        access = HubAccess(store, never, None, 0)
+        async with asyncio.timeout(20):
+            return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
+
+    with side.store() as store:
+        assert asyncio.run(opening(store)) == side.manifest  # nobody says what it is: it is read
+    assert len(asked) == hub.ASKED_CONTENTS
+
+
+def test_who_does_not_answer_for_the_likeliest_contents_does_not_keep_others_from_being_heard(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
+
+    async def ask(_: Sequence[PeerView], content_hash: str) -> Manifest | None:
+        if content_hash != side.manifest.content_hash:
+            await asyncio.get_running_loop().create_future()
+        return side.manifest
+
+    views = [view("0" * 64), view("0" * 64), view(side.manifest.content_hash)]
+
+    async def opening(store: BlobStore) -> Manifest:
+        async with asyncio.timeout(20):
+            access = HubAccess(store, ask, None, 0)
+            return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
+
+    with side.store() as store:
+        assert asyncio.run(opening(store)) == side.manifest
+    assert side.hub.weight_ranges() == {}
 
 
 def test_a_gated_model_is_not_found_and_a_broken_hub_is_trouble(side: HubSide) -> None:
