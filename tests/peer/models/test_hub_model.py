@@ -217,6 +217,17 @@ def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) 
     assert "100%" in told[-1]
 
 
+def test_what_is_fetched_ahead_is_loaded_without_the_hub(side: HubSide) -> None:
+    with side.store() as store:
+        backend = DeviceBackend(hub_model(side, store), "cpu")
+        backend.fetch(Span(1, 3))
+        side.hub.weight_ranges()
+        side.hub.files.clear()
+        backend.load(Span(1, 3), lambda *_: None)()
+        assert side.hub.weight_ranges() == {}
+        assert backend.engine.held == (Span(1, 3),)
+
+
 def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubSide) -> None:
     with side.store() as store:
         model = hub_model(side, store)
