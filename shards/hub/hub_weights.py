@@ -84,7 +84,8 @@ class HubWeights:
         wanted = {name: self.checkpoint.tensors[name] for name in names}
         layer = layer_of(names[0])
         lock = f"{self.checkpoint.files[0].content_id}-{'ends' if layer is None else layer}"
-        with self._store.fetching(lock):
+        arriving = [PartialDownload.of(self._store, it).path for it in wanted.values()]
+        with self._store.fetching(lock, arriving):
             for _ in range(TIMES):
                 held = self._held(names, task.in_use)
                 held |= self._fetch({name: wanted[name] for name in names if name not in held}, task)
