@@ -179,7 +179,7 @@ class Bootstrap:
         if (reached := reach.sentence(facts)) is not None:
             say(reached)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        measured = Measurements(prober, serving.measure_line, step_times)
+        measured = Measurements(prober, serving.measure_line, step_times, model.fetch_bytes_per_s)
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, self._changed, measured)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)

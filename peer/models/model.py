@@ -123,6 +123,10 @@ class LocalModel:
         with nullcontext(_NONE_HELD) if packed is None else packed.ready(span) as held:
             self.with_parts(span, _show_nothing, lambda *_: None, held)
 
+    def fetch_bytes_per_s(self) -> float | None:
+        """At which weights came from a hub lately; None: none have."""
+        return None if self.hub is None else self.hub.bytes_per_s
+
     def _packed(self) -> PackedLayers | None:
         """Where layers lie that are kept as they are computed with."""
         quantized = self.spec.quantization != "none" and self.outlined is None

@@ -110,6 +110,7 @@ class Member:
         self.leases = LeaseBook(SPEC, MemoryPlan(20_000, 0, 9000))
         self.loader = Loader(self.leases)
         self.chosen: list[Span | None] = []
+        self.fetched_bytes_per_s: float | None = None
         facts = replace(
             facts,
             model=replace(facts.model, model_hash=SPEC.model_hash, layers=12),
@@ -127,7 +128,7 @@ class Member:
             self.leases,
             cast("Stepper", NoSteps()),
             self.changed,
-            Measurements(self.prober, LineQuality, StepTimes(self.profile)),
+            Measurements(self.prober, LineQuality, StepTimes(self.profile), lambda: self.fetched_bytes_per_s),
         )
         loader = cast("LayerLoader", self.loader)
         self.placing = PlacementDriver(discovery, SPEC, self.leases, loader, self.announcer)
@@ -271,6 +272,15 @@ async def test_who_cannot_fetch_the_new_layers_drops_nothing() -> None:
     await until(lambda: board.views[members[1].peer_id].state.spans == (FIRST,))
     await end(duties)
     assert members[1].loader.dropped == []
+
+
+@asynchronous
+async def test_who_fetches_what_it_loads_announces_the_rate_at_which_both_are_done() -> None:
+    member = Member(Board(), IDENTITIES[0])
+    loaded_bytes_per_s = member.profile.load_bytes_per_s
+    assert member.announcer.own_view().facts.load_bytes_per_s == loaded_bytes_per_s
+    member.fetched_bytes_per_s = loaded_bytes_per_s / 3
+    assert member.announcer.own_view().facts.load_bytes_per_s == pytest.approx(loaded_bytes_per_s / 4)
 
 
 @asynchronous
