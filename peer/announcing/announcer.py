@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -46,6 +47,8 @@ class Measurements:
     line: MeasureLine
     """Its uplink and its links, from their own traffic."""
     step_times: StepTimes
+    fetch_bytes_per_s: Callable[[], float | None] = lambda: None
+    """At which weights come that are not on this machine; None: nothing was fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,7 @@ class Announcer:
             embed_ms=self._told.profile.embed_ms,
             head_ms=self._told.profile.head_ms,
             step_ms=self._told.profile.step_ms,
+            load_bytes_per_s=loading_rate(self.facts.load_bytes_per_s, self._measured.fetch_bytes_per_s()),
         )
 
     def _profile_changed(self) -> bool:
@@ -234,6 +238,13 @@ class Announcer:
             queued=self._stepper.queued,
             draining=leases.gate.is_closed,
         )
+
+
+def loading_rate(load_bytes_per_s: float, fetch_bytes_per_s: float | None) -> float:
+    """Bytes per second of weights that are fetched before they are loaded, unless they are on the disk (None)."""
+    return (
+        load_bytes_per_s if fetch_bytes_per_s is None else 1 / (1 / load_bytes_per_s + 1 / fetch_bytes_per_s)
+    )
 
 
 def joining_machine(

@@ -74,6 +74,11 @@ class ViewsAwaited:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanFetched:
+    """Event: answers `FetchSpan`: nobody else is needed to load the layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpansDropped:
     """Event: answers `DropSpans`."""
 
@@ -116,7 +121,8 @@ class FindMove:
     """Effect: ask `next_move`."""
 
     others: Views
-    held_since_s: float
+    held_s: float
+    """How long it has held its layers at that moment."""
     looked_s: float
     """The moment that it is asked about."""
 
@@ -126,6 +132,13 @@ class AwaitViews:
     """Effect: wait so long, then copy what others have said meanwhile."""
 
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpan:
+    """Effect: have the weights of these layers on this machine, beside those of the layers that are held."""
+
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +162,32 @@ class Rest:
     outcome: PlacementOutcome
 
 
-Event = Join | ConsiderMove | SpanFound | MoveFound | ViewsAwaited | SpansDropped | SpanLoaded | Failed
-Effect = Claim | Choose | FindSpan | FindMove | AwaitViews | DropSpans | LoadSpan | Rest
+Event = (
+    Join
+    | ConsiderMove
+    | SpanFound
+    | MoveFound
+    | ViewsAwaited
+    | SpanFetched
+    | SpansDropped
+    | SpanLoaded
+    | Failed
+)
+Effect = Claim | Choose | FindSpan | FindMove | AwaitViews | FetchSpan | DropSpans | LoadSpan | Rest
 ANSWERS: dict[type[Effect], tuple[type[Event], ...]] = {
     FindSpan: (SpanFound, Failed),
     FindMove: (MoveFound, Failed),
     AwaitViews: (ViewsAwaited, Failed),
+    FetchSpan: (SpanFetched, Failed),
     DropSpans: (SpansDropped, Failed),
     LoadSpan: (SpanLoaded, Failed),
     Rest: (Join, ConsiderMove, Failed),
 }
 """What each effect is answered with, once. Effects that are not here are not answered."""
 Steps = Generator[Effect, Event, PlacementOutcome]
-Answer = TypeVar("Answer", ConsiderMove, SpanFound, MoveFound, ViewsAwaited, SpansDropped, SpanLoaded)
+Answer = TypeVar(
+    "Answer", ConsiderMove, SpanFound, MoveFound, ViewsAwaited, SpanFetched, SpansDropped, SpanLoaded
+)
 
 
 class _GivenUpError(Exception):
@@ -169,7 +195,7 @@ class _GivenUpError(Exception):
 
 
 class PlacementCore:
-    """One peer's joins and moves, one at a time. Times are those of a clock that peers share roughly."""
+    """One peer's joins and moves, one at a time. Times are those of a clock that is never set back."""
 
     def __init__(self, peer_id: str, held_since_s: float = -math.inf) -> None:
         self.held_since_s = held_since_s
@@ -225,7 +251,7 @@ class PlacementCore:
                 break
             yield Claim(load=(span,))
             claimed = span
-            others = yield from self._await_views(others)
+            others = yield from self._await_views(others, SETTLE_S)
             span = yield from self._span(others)
         if span is not None and span != claimed:  # the swarm still changes
             yield Claim(load=(span,))
@@ -242,29 +268,45 @@ class PlacementCore:
         if move is None:
             return PlacementOutcome.STAYED
         yield Claim(move.load, move.drop)
-        others = yield from self._await_views(others)
-        found = yield from self._found(others, looked_s)
-        again = found.move
-        # while something loads, dropping would have to wait, and by then be decided anew
-        if again is None or found.loading or (again.load, again.drop) != (move.load, move.drop):
+        others = yield from self._await_views(others, SETTLE_S)
+        if not (yield from self._pays_still(move, others, looked_s)):
             return PlacementOutcome.CALLED_OFF
+        began_s = self._now_s
+        for span in move.load:  # who cannot have the new layers keeps the old ones
+            _answer(SpanFetched, (yield FetchSpan(span)))
+        if self._now_s - began_s > SETTLE_S:  # who held what is about to be dropped may be gone
+            others = yield from self._await_views(others, 0.0)
+            if not (yield from self._pays_still(move, others, looked_s)):
+                return PlacementOutcome.CALLED_OFF
         dropped = _answer(SpansDropped, (yield DropSpans(move.drop)))
         if not dropped.ok:
             return PlacementOutcome.CALLED_OFF
-        yield from self._load(move.load)
+        try:
+            yield from self._load(move.load)
+        except _GivenUpError:
+            yield Claim(load=move.drop)
+            yield from self._load(move.drop)
+            raise
         self.held_since_s = self._now_s
         return PlacementOutcome.MOVED
 
-    def _await_views(self, seen: Views) -> Generator[Effect, Event, Views]:
+    def _pays_still(self, move: Move, others: Views, looked_s: float) -> Generator[Effect, Event, bool]:
+        """Whether the peer would move in the same way now."""
+        found = yield from self._found(others, looked_s)
+        again = found.move
+        # while something loads, dropping would have to wait, and by then be decided anew
+        return again is not None and not found.loading and (again.load, again.drop) == (move.load, move.drop)
+
+    def _await_views(self, seen: Views, wait_s: float) -> Generator[Effect, Event, Views]:
         """The others as they are when they have heard what this peer has claimed."""
-        settled = _answer(ViewsAwaited, (yield AwaitViews(SETTLE_S if seen else 0.0)))
+        settled = _answer(ViewsAwaited, (yield AwaitViews(wait_s if seen else 0.0)))
         return without_late_claims(settled.others, seen, self._peer_id)
 
     def _span(self, others: Views) -> Generator[Effect, Event, Span | None]:
         return _answer(SpanFound, (yield FindSpan(others))).span
 
     def _found(self, others: Views, looked_s: float) -> Generator[Effect, Event, MoveFound]:
-        return _answer(MoveFound, (yield FindMove(others, self.held_since_s, looked_s)))
+        return _answer(MoveFound, (yield FindMove(others, looked_s - self.held_since_s, looked_s)))
 
     def _load(self, spans: Spans) -> Generator[Effect, Event, None]:
         for span in spans:

@@ -39,7 +39,7 @@ class PlacementDriver:
         self._leases = leases
         self._loader = loader
         self._announcer = announcer
-        self._core = core.PlacementCore(announcer.facts.peer_id, held_since_s=time.time())
+        self._core = core.PlacementCore(announcer.facts.peer_id, held_since_s=time.monotonic())
 
     async def join(
         self, machine: Callable[[], JoiningMachine], choosing: Callable[[JoinPreview], None]
@@ -66,12 +66,12 @@ class PlacementDriver:
             try:
                 effect = await self._begin(await self._answered(effect))
             except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
-                _log.error("the layers of a move could not be loaded: %s", error)
+                _log.error("the layers of a move could not be had: %s", error)
                 effect = await self._begin(core.Failed())
 
     async def _begin(self, event: core.Event, chosen: Callable[[], None] = lambda: None) -> core.Effect:
         """Does what follows from the event up to the effect that is to be answered, and returns that one."""
-        *told, effect = self._core.handle(event, time.time())
+        *told, effect = self._core.handle(event, time.monotonic())
         for one in told:
             if isinstance(one, core.Choose):
                 chosen()
@@ -88,12 +88,15 @@ class PlacementDriver:
                 return core.ConsiderMove(
                     self._others(), busy=self._leases.gate.is_closed or bool(self._leases.loading)
                 )
-            case core.FindMove(others, held_since_s, looked_s):
-                move = await self._next_move(others, held_since_s, looked_s)
+            case core.FindMove(others, held_s, looked_s):
+                move = await self._next_move(others, held_s, looked_s)
                 return core.MoveFound(move, loading=bool(self._leases.loading))
             case core.AwaitViews(wait_s):
                 await self._await_views(wait_s)
                 return core.ViewsAwaited(self._others())
+            case core.FetchSpan(span):
+                await self._loader.fetch(span)
+                return core.SpanFetched()
             case core.DropSpans(spans):
                 return core.SpansDropped(await self._drop(spans))
             case core.LoadSpan(span):
@@ -130,11 +133,14 @@ class PlacementDriver:
     async def _preview(self, others: Sequence[PeerView], machine: JoiningMachine) -> JoinPreview:
         return await asyncio.to_thread(preview_join, Snapshot(tuple(others), self._spec), machine)
 
-    async def _next_move(self, others: Sequence[PeerView], held_since_s: float, now_s: float) -> Move | None:
+    async def _next_move(self, others: Sequence[PeerView], held_s: float, looked_s: float) -> Move | None:
         own = self._announcer.own_view()
         leased = tuple(lease.span for lease in self._leases.leases)
         snapshot = Snapshot((*others, own), self._spec)
-        return await asyncio.to_thread(next_move, snapshot, own.peer_id, held_since_s, now_s, leased)
+        now_s = time.time() - (
+            time.monotonic() - looked_s
+        )  # turns go by the time of day, which peers share roughly
+        return await asyncio.to_thread(next_move, snapshot, own.peer_id, held_s, now_s, leased)
 
     def _others(self) -> tuple[PeerView, ...]:
         """The model's other peers: what this very peer said before it was started again binds nobody."""

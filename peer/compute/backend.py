@@ -79,6 +79,14 @@ class Backend(Protocol):
     @property
     def engine(self) -> StageEngine: ...
 
+    def fetch(self, span: Span) -> None:
+        """Has the weights of `span` on this machine, so that `load` needs nobody else. It blocks.
+
+        Raises:
+            WeightsError, OSError: they cannot be had.
+        """
+        ...
+
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         """Makes the weights of `span` ready. It blocks: call it on a thread that may wait.
 
@@ -104,6 +112,9 @@ class DeviceBackend:
         self._model = model
         self._device = device
 
+    def fetch(self, span: Span) -> None:
+        self._model.fetch(span)
+
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         stage = self._model.load(span, self._device, progress, packs_later=True)
         return lambda: self.engine.attach(stage)
@@ -127,6 +138,9 @@ class MeasuredDevice:
     def __init__(self, model: MeasuredModel) -> None:
         self.engine = Engine(model.spec, model.device, decoding=decoding_in(model.way, model.device))
         self._model = model
+
+    def fetch(self, span: Span) -> None:
+        """Nothing is missing: what is measured needs no weights of its own."""
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         model = self._model

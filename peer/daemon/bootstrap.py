@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from molink.dht.host.host import Listen
+from molink.dht.host.host import Listen, peer_id_in
 from molink.dht.identity.dialable import Ranges, swarm_ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
@@ -179,7 +179,7 @@ class Bootstrap:
         if (reached := reach.sentence(facts)) is not None:
             say(reached)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        measured = Measurements(prober, serving.measure_line, step_times)
+        measured = Measurements(prober, serving.measure_line, step_times, model.fetch_bytes_per_s)
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, self._changed, measured)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)
@@ -350,9 +350,9 @@ class Bootstrap:
                 "choose another folder with --store-dir"
             ) from error
         async with ManifestSource(swarm_key, settings.options.http_proxy, own_ranges) as source:
-            access = HubAccess(
-                store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
-            )
+            memory_bytes = memory_of(devices, settings.memory_bytes)
+            named = tuple(map(peer_id_in, where_to_join(settings).initial_peers))
+            access = HubAccess(store, source.ask, settings.layers, memory_bytes, named)
             return replace(await open_model(*asked, access), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:

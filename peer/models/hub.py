@@ -2,13 +2,14 @@
 
 import asyncio
 import tempfile
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from molink.dht.records.records import PeerView
 from molink.peer.memory.memory import format_bytes
+from molink.peer.models.manifests import likeliest_contents
 from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import StoreError
@@ -21,6 +22,10 @@ from molink.shards.store.blob_part import StandIn
 from molink.shards.store.blobs import BlobStore, StoreFull
 
 BAR_WIDTH = 20
+ASKED_CONTENTS = 4
+"""Of the contents that are announced under one name: anyone can announce others, without end."""
+MANIFEST_TIMEOUT_S = 60.0
+"""For all of their manifests, which are asked for at once."""
 
 AskManifest = Callable[[Sequence[PeerView], str], Awaitable[Manifest | None]]
 """Of the peers that serve a content hash, for the manifest that has it."""
@@ -37,6 +42,8 @@ class HubAccess:
     """Those that the owner has chosen; None: not known yet."""
     memory_bytes: int
     """The peer's, for weights and what else it needs."""
+    named: Collection[str] = ()
+    """Ids of the peers that the owner named as the way into the swarm."""
 
     def kept(self, checkpoint: HubCheckpoint) -> set[str]:
         """The tensors worth storing when everything is read anyway: those of the chosen layers, or of a model that
@@ -51,9 +58,9 @@ async def open_hub_model(
 ) -> tuple[Manifest, HubWeights]:
     """What the model is, and where its weights come from; `folder` is the snapshot of its small files.
 
-    If peers serve it, their manifest is taken, of several that of most peers, provided that configuration, tokenizer
-    and the tensors' names and shapes are the hub's. Each tensor is held against it when it is fetched. If nobody
-    serves it, or nobody hands out a manifest, all of the model is read once.
+    If peers serve it, their manifest is taken, of several that of the likeliest contents, provided that configuration,
+    tokenizer and the tensors' names and shapes are the hub's. Each tensor is held against it when it is fetched. If
+    nobody serves it, or nobody hands out a manifest, all of the model is read once.
 
     Raises:
         CheckpointNotFound: the hub does not give it.
@@ -72,16 +79,16 @@ async def open_hub_model(
 
         return identify(checkpoint, access.store, open_client, access.kept(checkpoint), progress)
 
-    served = Counter(view.facts.model.content_hash for view in views if view.facts.model.name == identifier)
+    served = likeliest_contents(views, identifier, access.named)
     try:
         checkpoint = await asyncio.to_thread(read_checkpoint, identifier, folder, access.store, open_client)
         weights = HubWeights(checkpoint, access.store, open_client)
         others = 0
-        for content_hash in sorted(served, key=lambda content_hash: (-served[content_hash], content_hash)):
-            manifest = await access.ask(views, content_hash)
-            if manifest is not None and checkpoint.fits(manifest):
-                return manifest, weights
-            others += manifest is not None
+        async with aclosing(_manifests(served[:ASKED_CONTENTS], views, access.ask)) as handed_out:
+            async for manifest in handed_out:
+                if checkpoint.fits(manifest):
+                    return manifest, weights
+                others += 1
         if others:
             raise StoreError(
                 f"{identifier} at the hub is not what the swarm serves under this name: its configuration, tokenizer "
@@ -97,6 +104,24 @@ async def open_hub_model(
             f"{identifier} cannot be stored in {access.store.folder}: {error.strerror or error}. What has been "
             "fetched is kept: make room, then try again."
         ) from error
+
+
+async def _manifests(
+    content_hashes: Sequence[str], views: Sequence[PeerView], ask: AskManifest
+) -> AsyncGenerator[Manifest, None]:
+    """Those of the manifests that are handed out within MANIFEST_TIMEOUT_S, in the order of their hashes."""
+    ends_s = asyncio.get_running_loop().time() + MANIFEST_TIMEOUT_S
+    asking = [asyncio.ensure_future(ask(views, content_hash)) for content_hash in content_hashes]
+    try:
+        for one in asking:
+            await asyncio.wait((one,), timeout=max(0.0, ends_s - asyncio.get_running_loop().time()))
+            manifest = one.result() if one.done() else None
+            if manifest is not None:
+                yield manifest
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def outline(identifier: str, folder: Path) -> tuple[Manifest, dict[str, StandIn]]:

@@ -1,12 +1,13 @@
 """Asking peers what a model is: its manifest, by the hash that they have signed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
-from molink.dht.identity.dialable import ANYWHERE, Ranges
+from molink.dht.identity.dialable import ANYWHERE, Ranges, host_of
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.membership.door import network_of
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
@@ -18,6 +19,30 @@ from molink.shards.checkpoint.safetensors_header import StoreError
 ASKED_PEERS = 5
 """Of those that serve a model; if none of them hands out its manifest, nobody else is asked."""
 REQUEST_TIMEOUT_S = 10.0
+
+
+def likeliest_contents(views: Sequence[PeerView], name: str, named: Collection[str]) -> list[str]:
+    """The content hashes that are served under a name, the likeliest first: of a peer that the owner named, in the most
+    networks, by the most peers. Identities cost nothing, so they count last.
+
+    `named` are the ids of the peers that the owner named.
+    """
+    by_content: dict[str, list[PeerView]] = {}
+    for view in views:
+        if view.facts.model.name == name:
+            by_content.setdefault(view.facts.model.content_hash, []).append(view)
+
+    def rank(content_hash: str) -> tuple[bool, int, int, str]:
+        serving = by_content[content_hash]
+        networks = {_network(view) for view in serving}
+        return (
+            not any(view.peer_id in named for view in serving),
+            -len(networks),
+            -len(serving),
+            content_hash,
+        )
+
+    return sorted(by_content, key=rank)
 
 
 class ManifestSource:
@@ -69,3 +94,7 @@ class ManifestSource:
 
     def on_closed(self, link: Link, reason: str) -> None:
         """Nothing waits for what a link may have brought: a request that was under way has failed by itself."""
+
+
+def _network(view: PeerView) -> str:
+    return network_of(host_of(view.facts.grpc_addresses[0])) if view.facts.grpc_addresses else ""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -77,8 +77,7 @@ class LocalModel:
             WeightsError, OSError, MemoryError, RuntimeError, ValueError: they cannot be fetched or loaded.
         """
 
-        quantized = self.spec.quantization != "none" and self.outlined is None
-        packed = PackedLayers(self.store, self.spec) if self.store is not None and quantized else None
+        packed = self._packed()
 
         def load(
             parts: Mapping[str, BlobPart] | None, progress: Progress, held: Mapping[int, Path] = _NONE_HELD
@@ -113,6 +112,25 @@ class LocalModel:
                     return self.with_parts(span, progress, partial(load, held=held), held)
                 except PackedUnusable as error:  # once for each layer at most: its file is not there any more
                     packed.drop(error.layer)
+
+    def fetch(self, span: Span) -> None:
+        """Has on this machine what `load` needs of `span`; nothing is missing unless it comes from a hub. It blocks.
+
+        Raises:
+            WeightsError, OSError: it cannot be fetched.
+        """
+        packed = self._packed()
+        with nullcontext(_NONE_HELD) if packed is None else packed.ready(span) as held:
+            self.with_parts(span, _show_nothing, lambda *_: None, held)
+
+    def fetch_bytes_per_s(self) -> float | None:
+        """At which weights came from a hub lately; None: none have."""
+        return None if self.hub is None else self.hub.bytes_per_s
+
+    def _packed(self) -> PackedLayers | None:
+        """Where layers lie that are kept as they are computed with."""
+        quantized = self.spec.quantization != "none" and self.outlined is None
+        return PackedLayers(self.store, self.spec) if self.store is not None and quantized else None
 
     def with_parts(
         self,

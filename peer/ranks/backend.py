@@ -270,6 +270,10 @@ class RankedBackend:
     ) -> None:
         await asyncio.to_thread(self.ranks.__exit__)
 
+    def fetch(self, span: Span) -> None:
+        """As `Backend.fetch`."""
+        self._model.with_parts(span, lambda *_: None, lambda *_: None)
+
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         """Has every rank load its part. As `Backend.load`.
 
@@ -361,6 +365,9 @@ class MeasuredRanks:
         self.engine = engine
         self._load = load
         self._parts = parts
+
+    def fetch(self, span: Span) -> None:
+        """As `Backend.fetch`: nothing is missing."""
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         """As `Backend.load`."""

@@ -94,6 +94,14 @@ class LayerLoader:
         for load in self.begin(span):
             await asyncio.shield(load.done)
 
+    async def fetch(self, span: Span) -> None:
+        """Has the weights of `span` on this machine. It takes no memory, and holds up no load.
+
+        Raises:
+            WeightsError, OSError: they cannot be had.
+        """
+        await asyncio.to_thread(self._backend.fetch, span)
+
     async def drop(self, spans: tuple[Span, ...]) -> None:
         """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
 

@@ -87,18 +87,23 @@ class _Option:
 def next_move(
     snapshot: Snapshot,
     peer_id: str,
-    held_since_s: float,
+    held_s: float,
     now_s: float,
     leased: tuple[Span, ...],
 ) -> Move | None:
-    """`propose_move` at once if the swarm can serve nobody because nobody holds some layer, else as SETTLED says."""
-    held_s = now_s - held_since_s
+    """`propose_move` at once if nobody holds some layer, and either the swarm can serve nobody because of that, or the
+    peer has memory and no layers; else as SETTLED says.
+
+    `held_s`: how long the peer has held what it holds, by a clock that is never set back. `now_s`: the time of day,
+    which says only whose turn it is.
+    """
     if held_s < AT_ONCE.min_hold_s:
         return None
     views = snapshot.usable()
-    if is_stuck(views, snapshot.model) and _may_fill(views, snapshot.model, peer_id):
+    is_idle = _is_idle(views, peer_id)
+    if is_stuck(views, snapshot.model) and (is_idle or _may_fill(views, snapshot.model, peer_id)):
         move = _proposed(snapshot, views, peer_id, now_s, AT_ONCE, leased)
-        if move is not None and move.tpot_before_ms is None:
+        if move is not None and (is_idle or move.tpot_before_ms is None):
             return move
     return (
         _proposed(snapshot, views, peer_id, now_s, SETTLED, leased) if held_s >= SETTLED.min_hold_s else None
@@ -200,6 +205,15 @@ def _proposed(
         if _pays(option, before, after, policy):
             return _move(placement, held, option, before, after)
     return None
+
+
+def _is_idle(views: tuple[PeerView, ...], peer_id: str) -> bool:
+    """Whether the peer has memory and holds no layer, as after a load that failed. Circuits may have it load some, but
+    whoever asks first waits for that."""
+    return any(
+        view.peer_id == peer_id and not view.state.spans and view.state.free_weight_bytes > 0
+        for view in views
+    )
 
 
 def _may_fill(views: tuple[PeerView, ...], model: ModelSpec, peer_id: str) -> bool:

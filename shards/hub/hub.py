@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -20,14 +21,15 @@ from molink.shards.checkpoint.safetensors_header import StoredTensor, is_unsafe_
 if TYPE_CHECKING:  # peers whose models are here do not wait for it
     import httpx
 
+    from molink.shards.hub.read_deadline import ReadDeadline
+
 SLOWEST_BYTES_PER_S: Final = 16 * 1024
-"""A request that comes more slowly is given up and made again."""
+"""An answer that comes more slowly is given up and asked for again."""
 MOST_SKIPPED_BYTES: Final = 2**28
 """A server that ignores ranges sends a file from its beginning; so much of it is read and thrown away, not more."""
 PROGRESS_BYTES: Final = 2**16
 """An attempt that brought so much was no failure, even if it broke off."""
 MAX_LISTING_BYTES: Final = 2**25
-READ_BYTES: Final = 2**18
 BACKOFF: Final = Backoff(first_s=0.5, longest_s=30.0, jitter=0.5)
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _CONTENT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -92,6 +94,11 @@ class RetryPolicy:
     silence_s: float = 30.0
     """Without a byte."""
 
+    def deadline_s(self, began_s: float, received_bytes: int) -> float:
+        """The moment at which an exchange that began at `began_s` is too slow, unless more than this has come of the
+        answer's body by then."""
+        return began_s + self.connect_s + self.silence_s + received_bytes / SLOWEST_BYTES_PER_S
+
     def pause_s(self, failures: int, wanted_s: float, chance: float) -> float:
         """After so many failures in a row, if the server asks for `wanted_s`; `chance` in [0, 1) spreads peers."""
         return min(max(self.backoff.after(failures, chance), wanted_s), self.backoff.longest_s)
@@ -122,6 +129,7 @@ class HubClient:
         self._pause = pause
         self._transport = transport
         self._client: httpx.Client | None = None
+        self._deadline: ReadDeadline | None = None
         self._opening = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -192,24 +200,21 @@ class HubClient:
 
     def _whole(self, url: str) -> Iterator[bytes]:
         """A small answer, all of it at once: it is asked for anew if it breaks off."""
-        with self._open().stream("GET", url) as response:
+        with self._exchange(url) as (response, body):
             self._refuse(response, "it")
             content = bytearray()
-            for data in response.iter_raw(READ_BYTES):
+            for data in body:
                 content += data
                 if len(content) > MAX_LISTING_BYTES:
                     raise HubError(f"the hub's description of {self.model} has no end")
         yield bytes(content)
 
     def _range(self, url: str, file: HubFile, start: int, stop: int) -> Iterator[bytes]:
-        with self._open().stream("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"}) as response:
+        with self._exchange(url, {"Range": f"bytes={start}-{stop - 1}"}) as (response, body):
             self._refuse(response, file.name)
             skip = self._skipped(response, file, start)
             left = stop - start
-            deadline_s = time.monotonic() + self._patience.silence_s + (skip + left) / SLOWEST_BYTES_PER_S
-            for data in response.iter_raw(READ_BYTES):
-                if time.monotonic() > deadline_s:
-                    raise _Broken("it comes too slowly")
+            for data in body:
                 useful = data[skip : skip + left]
                 skip = max(0, skip - len(data))
                 left -= len(useful)
@@ -217,6 +222,28 @@ class HubClient:
                     yield useful
                 if not left:
                     return
+
+    @contextmanager
+    def _exchange(
+        self, url: str, headers: Mapping[str, str] | None = None
+    ) -> Iterator[tuple["httpx.Response", Iterator[bytes]]]:
+        """An answer, redirects followed, and its body as the network brings it: what drips is given up."""
+        client, deadline = self._open()
+        began_s = time.monotonic()
+        with deadline.until(self._patience.deadline_s(began_s, 0)):
+            response = client.send(client.build_request("GET", url, headers=headers), stream=True)
+        try:
+            yield response, self._in_time(response, began_s)
+        finally:
+            response.close()
+
+    def _in_time(self, response: "httpx.Response", began_s: float) -> Iterator[bytes]:
+        received_bytes = 0
+        for data in response.iter_raw():  # in chunks of a size it would wait until one is full, however long
+            if time.monotonic() > self._patience.deadline_s(began_s, received_bytes):
+                raise _Broken("it comes too slowly")
+            received_bytes += len(data)
+            yield data
 
     def _skipped(self, response: "httpx.Response", file: HubFile, start: int) -> int:
         """How many bytes come before the first one that was asked for."""
@@ -243,7 +270,7 @@ class HubClient:
             return
         if status in _PASSING:
             wanted = response.headers.get("retry-after", "")
-            raise _Broken(f"the server answered {status}", float(wanted) if wanted.isdigit() else 0.0)
+            raise _Broken(f"the server answered {status}", retry_after_s(wanted))
         if response.history and status in (401, 403, 404, 410):
             raise _Broken(f"the address that the hub gave answered {status}")  # such addresses expire
         if response.headers.get("x-error-code") == "GatedRepo" or status == 403:
@@ -257,13 +284,15 @@ class HubClient:
             f"the hub does not have {what} of {self.model} at commit {self.commit[:12]} ({status})"
         )
 
-    def _open(self) -> "httpx.Client":
+    def _open(self) -> tuple["httpx.Client", "ReadDeadline"]:
         """Connections, made when they are first needed: often everything is there already."""
         import httpx
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+        from molink.shards.hub.read_deadline import ReadDeadline
+
         with self._opening:
-            if self._client is None:
+            if self._client is None or self._deadline is None:
                 self._client = httpx.Client(
                     headers={**build_hf_headers(library_name="molink"), "Accept-Encoding": "identity"},
                     timeout=httpx.Timeout(self._patience.silence_s, connect=self._patience.connect_s),
@@ -271,7 +300,9 @@ class HubClient:
                     transport=self._transport,
                     event_hooks={"request": [self._refuse_own_network]},
                 )
-            return self._client
+                self._deadline = ReadDeadline()
+                self._deadline.guard(self._client)
+            return self._client, self._deadline
 
     def _refuse_own_network(self, request: "httpx.Request") -> None:
         """Before each request, redirected ones too: nobody but the owner sends this machine to its own network."""
@@ -288,6 +319,11 @@ class HubClient:
                 f"the hub sent this machine on to {host[:100]!r}, which is in a private network: nothing is fetched "
                 "from there. If that is meant, set HF_ENDPOINT to a hub in that network"
             )
+
+
+def retry_after_s(wanted: str) -> float:
+    """Seconds that a Retry-After header asks for; 0.0 where it gives a date, or is not what RFC 9110 allows."""
+    return float(wanted) if wanted.isascii() and wanted.isdecimal() else 0.0
 
 
 def _ranges_of(host: str) -> set[AddressRange]:

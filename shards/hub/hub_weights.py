@@ -1,6 +1,7 @@
 """The weights of a model of a hub, of which only those that are asked for are fetched, and each only once."""
 
 import errno
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from molink.shards.spec import Span
 from molink.shards.store.blob_part import BlobPart
 from molink.shards.store.blobs import BlobStore, InUse, StoreFull, hash_file
 
+RATE_BYTES: Final = 2**24
+"""Less says nothing of how fast the hub's bytes come."""
 TIMES: Final = 2
 """Wrong bytes are fetched so often before they are taken for what the hub has."""
 
@@ -40,6 +43,8 @@ class HubWeights:
         self.checkpoint = checkpoint
         self._store = store
         self._open_client = open_client
+        self.bytes_per_s: float | None = None
+        """At which the last large group came from the hub; None: none has yet."""
 
     @contextmanager
     def ready(
@@ -84,7 +89,8 @@ class HubWeights:
         wanted = {name: self.checkpoint.tensors[name] for name in names}
         layer = layer_of(names[0])
         lock = f"{self.checkpoint.files[0].content_id}-{'ends' if layer is None else layer}"
-        with self._store.fetching(lock):
+        arriving = [PartialDownload.of(self._store, it).path for it in wanted.values()]
+        with self._store.fetching(lock, arriving):
             for _ in range(TIMES):
                 held = self._held(names, task.in_use)
                 held |= self._fetch({name: wanted[name] for name in names if name not in held}, task)
@@ -123,7 +129,11 @@ class HubWeights:
             return {}
         arriving = {name: PartialDownload.of(self._store, it) for name, it in wanted.items()}
         self._store.reserve({one.path: one.file_bytes for one in arriving.values()}, task.in_use)
+        missing_bytes = sum(piece.stop - piece.start for one in arriving.values() for piece in one.missing())
+        began_s = time.monotonic()
         fetch_missing(task.client, [(wanted[name].file, one) for name, one in arriving.items()], task.counter)
+        if missing_bytes >= RATE_BYTES:
+            self.bytes_per_s = missing_bytes / max(time.monotonic() - began_s, 1e-3)
         digests = {name: hash_file(one.finish()) for name, one in arriving.items()}
         self._store.adopt({one.path: digests[name] for name, one in arriving.items()}, task.in_use)
         for file in {it.file for it in wanted.values()}:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,12 @@ from molink.shards.store.store_users import StoreUsers
 LOCK_TIMEOUT_S: Final = 60.0
 """Nobody holds the store's lock for longer than it takes to remove some files."""
 FETCH_TIMEOUT_S: Final = 1800.0
-"""For another process that fetches the same tensors."""
+"""For another process that fetches the same tensors, without one of their files changing."""
 DISK_RESERVE_BYTES: Final = 2**29
 """Left free on the disk, for everybody else."""
 _READ_BYTES: Final = 2**22
+_BLOCK_BYTES: Final = 512
+"""The unit of `st_blocks`, whatever the file system's blocks are."""
 
 
 class StoreFull(Exception):
@@ -49,6 +51,8 @@ class _Stored:
     path: Path
     size_bytes: int
     used_ns: int
+    pending_bytes: int = 0
+    """Of its size, what the disk still counts as free: unfinished files are as long as they will be, with holes."""
 
 
 class BlobStore:
@@ -83,19 +87,24 @@ class BlobStore:
         return self.folder / "unfinished" / checked_name(name)
 
     @contextmanager
-    def fetching(self, name: str) -> Iterator[None]:
-        """Only one process at a time fetches what has this name.
+    def fetching(self, name: str, arriving: Collection[Path] = ()) -> Iterator[None]:
+        """Only one process at a time fetches what has this name. Another one is waited for as long as the files change
+        in which the same is `arriving`.
 
         Raises:
-            StoreFull: another one still does after FETCH_TIMEOUT_S.
+            StoreFull: another one still does, and none of them has changed for FETCH_TIMEOUT_S.
         """
-        lock = FileLock(self.folder / "fetching" / f"{checked_name(name)}.lock", timeout=FETCH_TIMEOUT_S)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise StoreFull(
-                f"another process has been fetching the same weights into {self.folder} for {FETCH_TIMEOUT_S:g} s"
-            ) from None
+        lock = FileLock(self.folder / "fetching" / f"{checked_name(name)}.lock")
+        while not lock.is_locked:
+            before = [file_state(path) for path in arriving]
+            try:
+                lock.acquire(timeout=FETCH_TIMEOUT_S)
+            except Timeout:
+                if [file_state(path) for path in arriving] == before:
+                    raise StoreFull(
+                        f"another process is fetching the same weights into {self.folder}, and none have come for "
+                        f"{FETCH_TIMEOUT_S:g} s: end it, then try again"
+                    ) from None
         try:
             yield
         finally:
@@ -184,16 +193,21 @@ class BlobStore:
 
     def _stored(self) -> list[_Stored]:
         found = []
-        for path in (*(self.folder / "blobs").glob("*/*"), *(self.folder / "unfinished").iterdir()):
+        for path in (self.folder / "blobs").glob("*/*"):
             with suppress(OSError):
                 stat = path.stat()
                 found.append(_Stored(path, stat.st_size, max(stat.st_atime_ns, stat.st_mtime_ns)))
+        for path in (self.folder / "unfinished").iterdir():
+            with suppress(OSError):
+                stat = path.stat()
+                used_ns = max(stat.st_atime_ns, stat.st_mtime_ns)
+                found.append(_Stored(path, stat.st_size, used_ns, max(0, stat.st_size - _taken_bytes(stat))))
         return found
 
     def _limit(self) -> int:
         if self._limit_bytes is not None:
             return self._limit_bytes
-        held = sum(stored.size_bytes for stored in self._stored())
+        held = sum(stored.size_bytes - stored.pending_bytes for stored in self._stored())
         return (shutil.disk_usage(self.folder).free + held) // 2
 
     def _make_room(self, wanted_bytes: int) -> None:
@@ -201,7 +215,8 @@ class BlobStore:
         if not wanted_bytes:
             return
         stored, limit_bytes = self._stored(), self._limit()
-        free_bytes = shutil.disk_usage(self.folder).free - DISK_RESERVE_BYTES
+        pending_bytes = sum(one.pending_bytes for one in stored)
+        free_bytes = shutil.disk_usage(self.folder).free - pending_bytes - DISK_RESERVE_BYTES
         over_bytes = max(
             sum(one.size_bytes for one in stored) + wanted_bytes - limit_bytes, wanted_bytes - free_bytes
         )
@@ -245,6 +260,12 @@ def hash_file(path: Path) -> str:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest()
+
+
+def _taken_bytes(stat: os.stat_result) -> int:
+    """What a file takes of the disk: less than its size where it has holes. Windows, which does not say, makes none."""
+    blocks: int | None = getattr(stat, "st_blocks", None)
+    return stat.st_size if blocks is None else blocks * _BLOCK_BYTES
 
 
 def _has_size(path: Path, size: int) -> bool:

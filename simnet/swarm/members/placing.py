@@ -5,7 +5,7 @@ A newcomer asks about its neighbours only, as `initial_placement.py` says; who m
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from molink.dht.records.records import PeerView
@@ -86,28 +86,33 @@ class VirtualPlacementDriver:
             self.moves.cut_short += not _is_new(member)
             return
         *told, asked = member.placement.handle(event, self._timeline.now_s)
-        for one in told:
-            if isinstance(one, core.Claim):
-                self.moves.told += one != core.Claim() and not _is_new(member)
-                member.claim = one
-                self._changed(member)
+        self._tell(member, told)
         match asked:
             case core.Rest(outcome):
                 self._count(outcome)
             case core.FindSpan(others):
                 span = self._initial_placement.newcomer_span(member, others, len(self._bulletin))
                 self._go_on(member, core.SpanFound(span))
-            case core.FindMove(others, held_since_s, looked_s):
-                move = self._next_move(member, others, held_since_s, looked_s)
+            case core.FindMove(others, held_s, looked_s):
+                move = self._next_move(member, others, held_s, looked_s)
                 self._go_on(member, core.MoveFound(move, loading=bool(member.book.loading)))
             case core.AwaitViews(wait_s):
                 self._timeline.call(
                     wait_s, lambda: self._go_on(member, core.ViewsAwaited(self._others(member)))
                 )
+            case core.FetchSpan():  # its time is in that of loading: routers do without what is claimed in either
+                self._go_on(member, core.SpanFetched())
             case core.DropSpans(spans):
                 self._go_on(member, core.SpansDropped(_dropped(member, spans)))
             case core.LoadSpan(span):
                 self._load(member, span)
+
+    def _tell(self, member: Member, told: Iterable[core.Effect]) -> None:
+        for one in told:
+            if isinstance(one, core.Claim):
+                self.moves.told += one != core.Claim() and not _is_new(member)
+                member.claim = one
+                self._changed(member)
 
     def _count(self, outcome: core.PlacementOutcome) -> None:
         if outcome is core.PlacementOutcome.CALLED_OFF:
@@ -135,12 +140,12 @@ class VirtualPlacementDriver:
                 self._changed(member)
 
     def _next_move(
-        self, member: Member, others: tuple[PeerView, ...], held_since_s: float, looked_s: float
+        self, member: Member, others: tuple[PeerView, ...], held_s: float, looked_s: float
     ) -> Move | None:
         member.book.expire(self._timeline.now_s)
         snapshot = Snapshot((*others, member.own_view()), self.model)
         leased = tuple(lease.span for lease in member.book.leases)
-        return next_move(snapshot, member.peer_id, held_since_s, looked_s, leased)
+        return next_move(snapshot, member.peer_id, held_s, looked_s, leased)
 
     def _others(self, member: Member) -> tuple[PeerView, ...]:
         own, now_s = member.peer_id, self._timeline.now_s

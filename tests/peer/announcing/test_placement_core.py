@@ -37,6 +37,7 @@ ANSWERS = {
     core.FindSpan: st.builds(core.SpanFound, st.sampled_from([None, FIRST, SECOND])),
     core.FindMove: st.builds(core.MoveFound, MOVES, st.booleans()),
     core.AwaitViews: st.builds(core.ViewsAwaited, VIEWS),
+    core.FetchSpan: st.just(core.SpanFetched()),
     core.DropSpans: st.builds(core.SpansDropped, st.booleans()),
     core.LoadSpan: st.just(core.SpanLoaded()),
     core.Rest: st.builds(core.ConsiderMove, VIEWS, st.booleans()),
@@ -53,6 +54,8 @@ def test_whatever_it_is_answered_it_comes_to_rest_drops_before_it_loads_and_take
         core.Join(data.draw(VIEWS)) if joins else core.ConsiderMove(data.draw(VIEWS), busy=False)
     )
     done: list[core.Effect] = []
+    claims: list[core.Claim] = []
+    """As each was asked."""
     for now_s in range(100):
         *told, asked = placement.handle(event, float(now_s))
         assert all(type(one) not in core.ANSWERS for one in told)
@@ -65,11 +68,13 @@ def test_whatever_it_is_answered_it_comes_to_rest_drops_before_it_loads_and_take
         assert not placement.resting
         if isinstance(asked, core.LoadSpan):
             assert asked.span in claimed.load
-            assert not any(isinstance(one, core.LoadSpan) and one.span == asked.span for one in done)
+            assert not any(one == asked and part is claimed for one, part in zip(done, claims, strict=True))
         if isinstance(asked, core.DropSpans):
             assert asked.spans == claimed.drop
+            assert {one.span for one in done if isinstance(one, core.FetchSpan)} == set(claimed.load)
             assert not any(isinstance(one, core.LoadSpan) for one in done)
         done.append(asked)
+        claims.append(claimed)
         event = core.Failed() if data.draw(st.integers(0, 9)) == 0 else data.draw(ANSWERS[type(asked)])
     else:
         pytest.fail("it never came to rest")
@@ -90,7 +95,14 @@ def test_a_second_look_changes_nothing_while_something_is_under_way(data: st.Dat
 
 
 @pytest.mark.parametrize(
-    "kind", [core.SpanFound(None), core.MoveFound(None, False), core.SpansDropped(True), core.SpanLoaded()]
+    "kind",
+    [
+        core.SpanFound(None),
+        core.MoveFound(None, False),
+        core.SpanFetched(),
+        core.SpansDropped(True),
+        core.SpanLoaded(),
+    ],
 )
 def test_an_answer_that_nobody_asked_for_is_refused_and_changes_nothing(kind: core.Event) -> None:
     placement = core.PlacementCore(LOW.peer_id)
@@ -140,3 +152,37 @@ def test_a_claim_of_a_greater_id_that_crossed_ones_own_does_not_count_and_a_smal
         assert isinstance(asked, core.FindMove)
         assert [bool(view.state.loading) for view in asked.others] == [counts]
         assert asked.looked_s == 0.0
+
+
+def moving() -> core.PlacementCore:
+    """A core that has decided to move from FIRST to SECOND, at 100 s, and waits for what it needs of SECOND."""
+    placement = core.PlacementCore(LOW.peer_id)
+    found = core.MoveFound(move((SECOND,), (FIRST,)), loading=False)
+    placement.handle(core.ConsiderMove((other(HIGH),), busy=False), 100.0)
+    placement.handle(found, 100.0)
+    placement.handle(core.ViewsAwaited((other(HIGH),)), 101.0)
+    assert placement.handle(found, 101.0) == (core.FetchSpan(SECOND),)
+    return placement
+
+
+def test_who_cannot_have_the_new_layers_keeps_the_old_ones() -> None:
+    told = moving().handle(core.Failed(), 200.0)
+    assert told == (core.Claim(), core.Rest(core.PlacementOutcome.FAILED))
+
+
+def test_after_a_load_that_failed_the_old_layers_are_loaded_again_which_others_hear_of() -> None:
+    placement = moving()
+    assert placement.handle(core.SpanFetched(), 101.0) == (core.DropSpans((FIRST,)),)
+    assert placement.handle(core.SpansDropped(ok=True), 102.0) == (core.LoadSpan(SECOND),)
+    assert placement.handle(core.Failed(), 110.0) == (core.Claim(load=(FIRST,)), core.LoadSpan(FIRST))
+    assert placement.handle(core.SpanLoaded(), 120.0)[-1] == core.Rest(core.PlacementOutcome.FAILED)
+    assert placement.held_since_s == 120.0
+
+
+def test_who_fetched_for_long_drops_nothing_that_others_have_let_go_of_meanwhile() -> None:
+    placement = moving()
+    assert placement.handle(core.SpanFetched(), 1000.0) == (core.AwaitViews(0.0),)
+    (asked,) = placement.handle(core.ViewsAwaited(()), 1000.0)
+    assert isinstance(asked, core.FindMove)
+    told = placement.handle(core.MoveFound(None, loading=False), 1000.0)
+    assert told == (core.Claim(), core.Rest(core.PlacementOutcome.CALLED_OFF))

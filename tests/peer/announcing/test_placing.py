@@ -4,7 +4,9 @@ Discovery is a board that all see at once, loading a change of the lease book; t
 """
 
 import asyncio
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -59,12 +61,18 @@ class Board:
 
 
 class Loader:
-    """What placing uses of LayerLoader. `fails` as often as that is above 0."""
+    """What placing uses of LayerLoader. It fails to load or to fetch as often as that is above 0."""
 
     def __init__(self, leases: LeaseBook) -> None:
         self.leases = leases
         self.fails = 0
+        self.unfetched = 0
         self.dropped: list[Span] = []
+
+    async def fetch(self, _: Span) -> None:
+        if self.unfetched > 0:
+            self.unfetched -= 1
+            raise OSError("the hub is away")
 
     async def load(self, span: Span) -> None:
         if self.fails > 0:
@@ -102,6 +110,7 @@ class Member:
         self.leases = LeaseBook(SPEC, MemoryPlan(20_000, 0, 9000))
         self.loader = Loader(self.leases)
         self.chosen: list[Span | None] = []
+        self.fetched_bytes_per_s: float | None = None
         facts = replace(
             facts,
             model=replace(facts.model, model_hash=SPEC.model_hash, layers=12),
@@ -119,7 +128,7 @@ class Member:
             self.leases,
             cast("Stepper", NoSteps()),
             self.changed,
-            Measurements(self.prober, LineQuality, StepTimes(self.profile)),
+            Measurements(self.prober, LineQuality, StepTimes(self.profile), lambda: self.fetched_bytes_per_s),
         )
         loader = cast("LayerLoader", self.loader)
         self.placing = PlacementDriver(discovery, SPEC, self.leases, loader, self.announcer)
@@ -232,14 +241,59 @@ async def test_a_session_that_comes_after_the_word_keeps_its_layers() -> None:
 
 
 @asynchronous
-async def test_a_load_that_fails_ends_no_duty_and_leaves_its_memory_to_circuits() -> None:
+async def test_a_load_that_fails_ends_no_duty_and_has_the_old_layers_loaded_again() -> None:
     board, members = await swarm_of(FIRST, FIRST)
     members[1].loader.fails = 1
+    duties = keep_placed(*members)
+    await until(lambda: members[1].loader.fails == 0)
+    await until(lambda: members[1].leases.held == (FIRST,))
+    await until(lambda: board.views[members[1].peer_id].state.spans == (FIRST,))
+    await end(duties)
+    assert members[1].loader.dropped == [Span(0, 3)]
+
+
+@asynchronous
+async def test_where_neither_new_nor_old_layers_can_be_loaded_their_memory_is_left_to_circuits() -> None:
+    board, members = await swarm_of(FIRST, FIRST)
+    members[1].loader.fails = 2
     duties = keep_placed(*members)
     await until(lambda: members[1].loader.fails == 0)
     await until(lambda: board.told[-1].spans == (Span(3, 9),) and board.told[-1].loading == ())
     await end(duties)
     assert members[1].leases.free_weight_bytes == SPEC.weight_bytes(Span(9, 12))
+
+
+@asynchronous
+async def test_who_cannot_fetch_the_new_layers_drops_nothing() -> None:
+    board, members = await swarm_of(FIRST, FIRST)
+    members[1].loader.unfetched = 1
+    duties = keep_placed(*members)
+    await until(lambda: members[1].loader.unfetched == 0)
+    await until(lambda: board.views[members[1].peer_id].state.spans == (FIRST,))
+    await end(duties)
+    assert members[1].loader.dropped == []
+
+
+@asynchronous
+async def test_who_fetches_what_it_loads_announces_the_rate_at_which_both_are_done() -> None:
+    member = Member(Board(), IDENTITIES[0])
+    loaded_bytes_per_s = member.profile.load_bytes_per_s
+    assert member.announcer.own_view().facts.load_bytes_per_s == loaded_bytes_per_s
+    member.fetched_bytes_per_s = loaded_bytes_per_s / 3
+    assert member.announcer.own_view().facts.load_bytes_per_s == pytest.approx(loaded_bytes_per_s / 4)
+
+
+@asynchronous
+async def test_a_clock_that_is_set_back_by_days_keeps_nobody_from_moving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board, members = await swarm_of(FIRST, FIRST)
+    behind = SimpleNamespace(time=lambda: time.time() - 1e6, monotonic=time.monotonic)
+    monkeypatch.setattr(placing, "time", behind)
+    duties = keep_placed(*members)
+    await until(lambda: covered(members) == set(SPEC.whole))
+    await end(duties)
+    assert board.told
 
 
 def test_it_decides_by_the_same_objects_as_members_of_simulated_swarms() -> None:

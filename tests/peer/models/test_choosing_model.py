@@ -19,6 +19,7 @@ from molink.peer.models.choosing import (
     most_needed,
     warn_of_other_numbers,
 )
+from molink.peer.models.manifests import likeliest_contents
 from molink.shards.spec import DTYPE_BYTES, QUANTIZATIONS, Span
 
 DTYPES = sorted(DTYPE_BYTES)
@@ -123,3 +124,21 @@ def test_the_fastest_dtype_is_the_models_own_if_that_is_as_fast(
         assert chosen == own
     else:
         assert DTYPE_BYTES[chosen] == min(DTYPE_BYTES[dtype] for dtype in as_fast)
+
+
+def test_identities_without_number_in_one_network_do_not_outweigh_two_networks_or_whom_the_owner_named() -> (
+    None
+):
+    def serving(content: str, address: str) -> PeerView:
+        view = holding(Numbers("float32", "none"))
+        model = replace(view.facts.model, name="some/model", content_hash=content * 64)
+        return replace(view, facts=replace(view.facts, model=model, grpc_addresses=(f"{address}:4002",)))
+
+    crowd = [serving("0", f"198.51.100.{one}") for one in range(1, 9)]
+    apart = [serving("a", "192.0.2.7"), serving("a", "203.0.113.7")]
+    named = serving("f", "192.0.2.9")
+    other = replace(named, facts=replace(named.facts, model=replace(named.facts.model, name="another/model")))
+    views = [*crowd, *apart, named]
+    assert likeliest_contents([*views, other], "some/model", ()) == ["a" * 64, "0" * 64, "f" * 64]
+    assert likeliest_contents(views, "some/model", (named.peer_id,)) == ["f" * 64, "a" * 64, "0" * 64]
+    assert likeliest_contents(views, "no/such", ()) == []

@@ -19,6 +19,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerView
 from molink.peer.compute.backend import DeviceBackend
+from molink.peer.models import hub
 from molink.peer.models.hub import HubAccess, open_hub_model, progress_bar
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel
@@ -145,6 +146,50 @@ def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide,
             open_with(side, store, served[:1], [])
 
 
+def test_of_contents_without_number_a_few_are_asked_for_at_once_within_one_deadline(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
+    views = [view(f"{number:064x}") for number in range(50)]
+    asked: list[str] = []
+
+    async def never(_: Sequence[PeerView], content_hash: str) -> Manifest | None:
+        asked.append(content_hash)
+        await asyncio.get_running_loop().create_future()
+        return None
+
+    async def opening(store: BlobStore) -> Manifest:
+        access = HubAccess(store, never, None, 0)
+        async with asyncio.timeout(20):
+            return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
+
+    with side.store() as store:
+        assert asyncio.run(opening(store)) == side.manifest  # nobody says what it is: it is read
+    assert len(asked) == hub.ASKED_CONTENTS
+
+
+def test_who_does_not_answer_for_the_likeliest_contents_does_not_keep_others_from_being_heard(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
+
+    async def ask(_: Sequence[PeerView], content_hash: str) -> Manifest | None:
+        if content_hash != side.manifest.content_hash:
+            await asyncio.get_running_loop().create_future()
+        return side.manifest
+
+    views = [view("0" * 64), view("0" * 64), view(side.manifest.content_hash)]
+
+    async def opening(store: BlobStore) -> Manifest:
+        async with asyncio.timeout(20):
+            access = HubAccess(store, ask, None, 0)
+            return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
+
+    with side.store() as store:
+        assert asyncio.run(opening(store)) == side.manifest
+    assert side.hub.weight_ranges() == {}
+
+
 def test_a_gated_model_is_not_found_and_a_broken_hub_is_trouble(side: HubSide) -> None:
     side.hub.gated = True
     with side.store() as store, pytest.raises(CheckpointNotFound, match="accepted its terms"):
@@ -170,6 +215,17 @@ def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) 
     assert seen[-1][0] == seen[-1][1] == 2 * model.spec.weight_bytes(Span(1, 3))  # fetched, then loaded
     assert told[0].startswith("Fetching layers [1, 3) of some-model: [")
     assert "100%" in told[-1]
+
+
+def test_what_is_fetched_ahead_is_loaded_without_the_hub(side: HubSide) -> None:
+    with side.store() as store:
+        backend = DeviceBackend(hub_model(side, store), "cpu")
+        backend.fetch(Span(1, 3))
+        side.hub.weight_ranges()
+        side.hub.files.clear()
+        backend.load(Span(1, 3), lambda *_: None)()
+        assert side.hub.weight_ranges() == {}
+        assert backend.engine.held == (Span(1, 3),)
 
 
 def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubSide) -> None:

@@ -128,8 +128,8 @@ def test_before_its_turn_or_soon_after_it_has_loaded_a_peer_weighs_nothing(
     assert len(turns) == 2
     monkeypatch.setattr(rebalancing.Placement, "of", lambda *_: pytest.fail("weighs where it might be"))
     for view in views:
-        held_since_s = LATE_S - 1000.0 if view.peer_id in turns else 0.0
-        assert next_move(snapshot_of(*views), view.peer_id, held_since_s, LATE_S, ()) is None
+        held_s = 1000.0 if view.peer_id in turns else LATE_S
+        assert next_move(snapshot_of(*views), view.peer_id, held_s, LATE_S, ()) is None
 
 
 def test_whether_to_move_takes_one_search_if_the_best_circuit_does_without_the_peer(

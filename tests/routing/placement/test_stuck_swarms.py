@@ -27,7 +27,7 @@ def half(peer_id: str, start: int = 0, **changes: object) -> PeerView:
 
 
 def at_once(peer_id: str, *views: PeerView, leased: tuple[Span, ...] = ()) -> Move | None:
-    return next_move(snapshot_of(*views), peer_id, NOW_S - HELD_S, NOW_S, leased)
+    return next_move(snapshot_of(*views), peer_id, HELD_S, NOW_S, leased)
 
 
 def test_who_holds_what_another_holds_too_fills_the_hole_at_once() -> None:
@@ -35,6 +35,14 @@ def test_who_holds_what_another_holds_too_fills_the_hole_at_once() -> None:
     assert move is not None
     assert (move.load, move.drop) == ((Span(4, 8),), (Span(0, 4),))
     assert at_once("a", half("a"), half("b")) is None
+
+
+def test_who_has_memory_and_no_layers_fills_the_hole_at_once() -> None:
+    move = at_once("b", half("a"), peer("b", free_weight_bytes=10_000_000))
+    assert move is not None
+    assert (move.load, move.drop) == ((Span(0, 8),), ())
+    assert at_once("b", half("a"), peer("b", free_weight_bytes=0)) is None
+    assert at_once("b", half("a"), half("c", 4), peer("b", free_weight_bytes=10_000_000)) is None
 
 
 def test_a_swarm_that_can_serve_is_left_alone_for_as_long_as_layers_are_to_be_held() -> None:

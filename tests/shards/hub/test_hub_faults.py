@@ -3,10 +3,11 @@
 import errno
 import itertools
 import json
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from support.models.fake_hub import Answer, Asked, Fault
 from support.models.hub_models import HubSide
 
+from molink.shards.backoff import Backoff
 from molink.shards.checkpoint.safetensors_header import StoreError
 from molink.shards.errors import WeightsError
 from molink.shards.hub import fetching, partial_download
-from molink.shards.hub.hub import HubClient, HubError, NotGiven, RetryPolicy, parse_listing
+from molink.shards.hub.hub import HubClient, HubError, HubFile, NotGiven, RetryPolicy, parse_listing
 from molink.shards.spec import Span
 
 SPAN = Span(1, 3)
@@ -169,13 +171,81 @@ def test_a_server_that_falls_silent_is_given_up(side: HubSide) -> None:
             never.set()
 
 
-def test_a_server_that_drips_is_given_up(side: HubSide, monkeypatch: pytest.MonkeyPatch) -> None:
-    with side.store() as store:
-        side.checkpoint(store)
-        clock = SimpleNamespace(monotonic=itertools.count(0, 1000).__next__)  # each look is 1000 s later
-        monkeypatch.setattr("molink.shards.hub.hub.time", clock)
-        with pytest.raises(WeightsError, match="it comes too slowly"):
-            side.fetch(store, SPAN)
+@contextmanager
+def dripping_server(head: bytes) -> Iterator[str]:
+    """Answers with `head`, then a byte at a time for some seconds; its address."""
+    done = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(2**16)
+            connection.sendall(head)
+            for _ in range(300):
+                if done.wait(0.01):
+                    return
+                connection.sendall(b"x")
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        done.set()
+
+
+BODY_BEGINS = (
+    b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99999/100000\r\nContent-Length: 100000\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [(b"HTTP/1.1 200 OK\r\nX: ", "timed out"), (BODY_BEGINS, "it comes too slowly")],
+    ids=["headers", "body"],
+)
+def test_a_server_that_drips_is_given_up_though_it_is_never_silent(head: bytes, said: str) -> None:
+    file = HubFile("model.safetensors", 100_000, "0" * 64)
+    patience = RetryPolicy(attempts=1, connect_s=0.1, silence_s=0.1)
+    with (
+        dripping_server(head) as endpoint,
+        HubClient("some/model", "0" * 40, endpoint=endpoint, patience=patience) as client,
+        pytest.raises(HubError, match=said),
+    ):
+        b"".join(client.stream(file, 0, 100_000))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wait_s"),
+    [
+        ("7", 7.0),
+        ("", 0.0),
+        ("-1", 0.0),
+        ("\xb2", 0.0),
+        ("\u0663", 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+    ],
+)
+def test_only_a_plain_number_is_how_long_a_server_asks_to_wait(wanted: str, wait_s: float) -> None:
+    answer = httpx.Response(
+        503, headers=[(b"Retry-After", wanted.encode("utf-8" if wanted > "\xff" else "latin-1"))]
+    )
+    pauses: list[float] = []
+    with (
+        HubClient(
+            "some/model",
+            "0" * 40,
+            endpoint="http://203.0.113.9",
+            patience=RetryPolicy(attempts=2, backoff=Backoff(first_s=0.0, longest_s=9.0, jitter=0.0)),
+            pause=pauses.append,
+            transport=httpx.MockTransport(lambda _: answer),
+        ) as client,
+        pytest.raises(HubError, match="the server answered 503"),
+    ):
+        client.listing()
+    assert pauses == [wait_s]
 
 
 def test_after_a_crash_only_what_is_missing_is_fetched(

@@ -238,3 +238,22 @@ def test_weights_of_another_model_under_the_same_name_are_refused_layer_by_layer
             WeightsError, match="layer 4 at the hub are not those of the model that is served"
         ):
             side.fetch(store, Span(3, 6))
+
+
+def test_the_rate_of_the_hub_is_that_of_the_last_group_that_came_from_it(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("molink.shards.hub.hub_weights.RATE_BYTES", 10**9)
+    with side.store() as store:
+        weights = side.weights(store)
+
+        def fetch(span: Span) -> float | None:
+            with weights.ready(span, side.manifest, lambda *_: None):
+                return weights.bytes_per_s
+
+        assert fetch(Span(1, 2)) is None  # too little to tell
+        monkeypatch.setattr("molink.shards.hub.hub_weights.RATE_BYTES", 1)
+        assert fetch(Span(1, 2)) is None  # all of it was there
+        rate = fetch(Span(2, 3))
+        assert rate is not None
+        assert rate > 0

@@ -5,10 +5,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from filelock import AcquireReturnProxy, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.properties import examples
@@ -113,6 +117,63 @@ def test_without_a_size_half_of_the_disk_is_the_limit(
         assert store.room_bytes() == blobs.DISK_RESERVE_BYTES
         with pytest.raises(StoreFull):
             store.reserve({store.unfinished("a"): blobs.DISK_RESERVE_BYTES + 1}, in_use)
+
+
+def test_room_for_what_is_on_its_way_is_the_disks_and_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 4 * blobs.DISK_RESERVE_BYTES
+
+    monkeypatch.setattr(blobs.shutil, "disk_usage", lambda _: Usage)
+    part = blobs.DISK_RESERVE_BYTES // 2
+    with BlobStore(tmp_path) as store, store.using() as in_use:
+        room_bytes = store.room_bytes()
+        for name in "abcd":  # files with holes: the disk has as much free as before
+            store.reserve({store.unfinished(name): part}, in_use)
+            room_bytes -= part
+            assert store.room_bytes() == room_bytes
+        with pytest.raises(StoreFull):
+            store.reserve({store.unfinished("e"): part}, in_use)
+    with BlobStore(tmp_path / "sized", 10**12) as store, store.using() as in_use:
+        store.reserve({store.unfinished("a"): 3 * blobs.DISK_RESERVE_BYTES - 10}, in_use)
+        store.reserve({store.unfinished("b"): 10}, in_use)
+        with pytest.raises(StoreFull):
+            store.reserve({store.unfinished("c"): 1}, in_use)
+
+
+def test_where_a_system_says_nothing_of_blocks_a_file_takes_its_size() -> None:
+    assert blobs._taken_bytes(cast("os.stat_result", SimpleNamespace(st_size=700))) == 700  # noqa: SLF001
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_another_process_is_waited_for_while_what_it_fetches_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    waits: list[float] = []
+
+    class HeldByAnother(blobs.FileLock):
+        def acquire(self, timeout: float | None = None, **_: object) -> AcquireReturnProxy:  # type: ignore[override]
+            waits.append(blobs.FETCH_TIMEOUT_S if timeout is None else timeout)
+            if len(waits) < 4:
+                if grows:
+                    os.utime(path, ns=(0, len(waits)))
+                raise Timeout(self.lock_file)
+            return super().acquire(timeout=1)
+
+    with BlobStore(tmp_path) as store, store.using() as in_use:
+        path = store.unfinished("a")
+        store.reserve({path: 100}, in_use)
+        monkeypatch.setattr(blobs, "FileLock", HeldByAnother)
+        entered = False
+        with (
+            nullcontext() if grows else pytest.raises(StoreFull, match="another process"),
+            store.fetching("layer", [path]),
+        ):
+            entered = True
+        monkeypatch.undo()
+    assert entered is grows
+    assert waits == [blobs.FETCH_TIMEOUT_S] * (4 if grows else 1)
 
 
 def test_a_disk_that_others_fill_is_not_filled_to_the_brim(
