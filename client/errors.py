@@ -3,7 +3,8 @@
 SwarmError
  ├── InvalidRequest      the caller's mistake: `parameter` names what to change
  ├── ModelNotFound       nobody serves it, and it is not found on this machine: `model`
- ├── SwarmUnavailable    no peer can be reached, or all that can are busy: `busy`, `retry_after_s`
+ ├── SwarmUnavailable    no peer can be reached, or all that can are busy: `busy`, `late`,
+ │                       `retry_after_s`
  ├── NoCircuit           the peers at hand do not cover the model: `missing_layers`, `missing_bytes`,
  │                       `refused_by`, `refusal`
  └── PeerLost            a peer of the circuit was lost and nobody could take over: `peer_id`, `span`, `reason`
@@ -54,11 +55,15 @@ class ModelNotFound(SwarmError, LookupError):
 
 
 class SwarmUnavailable(SwarmError):
-    """No peer could be reached (`busy` is False), or those that could have no room now (True)."""
+    """No peer could be reached (`busy` is False), or those that could have no room now (True); or the time that was
+    allowed for a circuit was over (`late`)."""
 
-    def __init__(self, detail: str, *, busy: bool = False, retry_after_s: float = 1.0) -> None:
+    def __init__(
+        self, detail: str, *, busy: bool = False, late: bool = False, retry_after_s: float = 1.0
+    ) -> None:
         super().__init__(detail)
         self.busy = busy
+        self.late = late
         self.retry_after_s = retry_after_s
 
 

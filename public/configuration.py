@@ -198,12 +198,14 @@ def environment_initial_peers(environment: Mapping[str, str] | None = None) -> t
 def configured_initial_peers(explicit: Sequence[str] | None) -> tuple[str, ...]:
     """Whom to ask for the swarm: those given, else `MOLINK_INITIAL_PEERS`, else the configuration file's.
 
-    Empty if nothing is configured. No addresses given are the same as None.
+    Empty if nothing is configured. No addresses given are the same as None; one text is one address, or several with
+    commas.
 
     Raises:
         SettingsError: one of them is no peer's multiaddress, or the file cannot be used.
     """
-    given = tuple(part for text in explicit or () for part in split_addresses(text))
+    texts = (explicit,) if isinstance(explicit, str) else explicit or ()
+    given = tuple(part for text in texts for part in split_addresses(text))
     peers = given or environment_initial_peers() or read_configuration().initial_peers or ()
     return tuple(dict.fromkeys(check_address(address) for address in peers))
 

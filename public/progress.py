@@ -1,5 +1,6 @@
 """A line of progress on stderr while nothing else is to be seen. Nothing of it reaches stdout."""
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
 QUIET_S = 2.0
 """Where stderr is no terminal: shorter work passes without a line, and lines come no more often."""
+_log = logging.getLogger("molink")
 
 
 class Progress:
-    """In a terminal a line that changes and goes away; elsewhere the latest line, now and then, if it is new.
+    """In a terminal a line that changes and goes away; elsewhere, for whoever asks (--verbose), the latest line, now
+    and then, if it is new: who reads a program's stderr is told of failures alone.
 
     `report` may be called from any thread, and shows nothing once `end` was called, until `begin` is.
     """
@@ -52,6 +55,8 @@ class Progress:
             from rich.markup import escape
 
             self._status.update(escape(plain(line)))
+        elif not _log.isEnabledFor(logging.INFO):
+            return
         elif self._shown_s is not None and now_s - self._shown_s >= QUIET_S and line != self._shown:
             self._shown_s, self._shown = now_s, line
             tell(plain(line))

@@ -45,7 +45,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.local_network import find_local_peers
-from molink.shards.spec import ACTIVATION_CODECS, ModelSpec, SamplingParams
+from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES, QUANTIZATIONS, ModelSpec, SamplingParams
 from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int]
@@ -244,19 +244,11 @@ async def open_swarm(
     """Connects to the swarm and opens the model; both are closed by `stack`. `identity`: as `SwarmConnection`.
 
     Raises:
-        InvalidRequest: there is no such activation codec, or a setting cannot be used.
+        InvalidRequest: an option is none of its choices, or a setting cannot be used.
         SwarmUnavailable: no initial peer is configured, or none answers.
         ModelNotFound: neither the swarm nor this machine has the model.
     """
-    codec = options.activation_codec
-    if codec not in ACTIVATION_CODECS:
-        raise InvalidRequest(
-            f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {codec!r}",
-            "activation_codec",
-        )
-    if options.partners not in ("auto", "off"):
-        raise InvalidRequest(f"partners must be auto or off, got {options.partners!r}", "partners")
-    checked_speculation(options.speculation)
+    _check(options)
     swarm_key = _swarm_key(options.swarm_key)
     addresses = await _addresses(options.initial_peers, private=swarm_key is not None)
     connection = SwarmConnection(addresses, swarm_key, _http_proxy(), identity=identity)
@@ -283,9 +275,11 @@ async def open_beside(
     that meet the requirements; what belongs to the model is closed by `stack`.
 
     Raises:
+        InvalidRequest: an option is none of its choices.
         SwarmUnavailable: no peer hands out the model's description.
         ModelNotFound: neither the swarm nor this machine has the model.
     """
+    _check(options)
     connection = opened.connection
     async with AsyncExitStack() as opening:
         access = await open_model(
@@ -297,6 +291,20 @@ async def open_beside(
     beside = _opened(options, connection, access, (text, tokenizer), requirements, opened.running)
     stack.callback(beside.held.keep_at_most, 0)
     return beside
+
+
+def _check(options: SwarmOptions) -> None:
+    """Raises InvalidRequest for an option that is none of its choices."""
+    for parameter, value, choices in (
+        ("activation_codec", options.activation_codec, ACTIVATION_CODECS),
+        ("partners", options.partners, ("auto", "off")),
+        ("dtype", options.dtype, (None, "auto", *DTYPE_BYTES)),
+        ("quantization", options.quantization, (None, *QUANTIZATIONS)),
+    ):
+        if value not in choices:
+            named = ", ".join(one for one in choices if one is not None)
+            raise InvalidRequest(f"{parameter} must be one of {named}, got {value!r}", parameter)
+    checked_speculation(options.speculation)
 
 
 def _opened(

@@ -45,8 +45,8 @@ class AsyncSwarm:
         model: `molink/tiny-shakespeare`, a local folder in Hugging Face format, the name under which peers serve a
             model, or at least 8 digits of its hash. None: of the models that are served whole, that of the initial
             peers, else the one that is served in most networks.
-        initial_peers: multiaddresses of living peers, one is enough. None: MOLINK_INITIAL_PEERS, else the
-            configuration file.
+        initial_peers: multiaddresses of living peers, one is enough, also without a list. None: MOLINK_INITIAL_PEERS,
+            else the configuration file.
         dtype, quantization: only a swarm that serves the model so. None: however it is served.
         swarm_key: key file of a private swarm.
         activation_codec: `float16`, `bfloat16` or `int8` lets activations take fewer bytes on links between peers
@@ -96,7 +96,7 @@ class AsyncSwarm:
 
     async def __aenter__(self) -> Self:
         """Raises:
-        InvalidRequest: there is no such activation codec.
+        InvalidRequest: an argument is none of its choices.
         SwarmUnavailable: no initial peer is configured, or none answers.
         ModelNotFound: neither the swarm nor this machine has the model.
         """

@@ -223,7 +223,7 @@ class CircuitBuilder:
                 return core.Ready(), await _settled(asked, leases, self.spec, circuit.deadline_s, report)
         except TimeoutError:
             names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
-            late = SwarmUnavailable(f"the circuit over {names} was not ready in time")
+            late = SwarmUnavailable(f"the circuit over {names} was not ready in time", late=True)
             problems[core.Problem.NOT_READY] = late
             return core.Overdue(_draw(), bool(leases)), None
         except HopRefused as refused:

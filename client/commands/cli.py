@@ -310,10 +310,16 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from molink.client.errors import InvalidRequest, SwarmError  # nobody who succeeds waits for them
+        from molink.client.errors import (  # nobody who succeeds waits for them
+            InvalidRequest,
+            SwarmError,
+            SwarmUnavailable,
+        )
 
         if not isinstance(error, SwarmError):
             raise
+        if isinstance(error, SwarmUnavailable) and error.late:
+            raise CommandFailed(f"{error}: allow it more seconds with --timeout") from error
         status = EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILURE
         raise CommandFailed(str(error), status) from error
 

@@ -31,10 +31,20 @@ Temperature = Annotated[
     float, typer.Option(metavar="T", min=0.0, max=100.0, help="Randomness: 0 takes the likeliest token.")
 ]
 TopK = Annotated[int, typer.Option(metavar="N", min=0, help="Draw from the N likeliest tokens: 0 from all.")]
+
+
+def _probability(value: float) -> float:
+    if not 0.0 < value <= 1.0:
+        raise typer.BadParameter(f"it must be above 0 and at most 1, got {value:g}")
+    return value
+
+
 TopP = Annotated[
     float,
     typer.Option(
-        metavar="P", min=0.0, max=1.0, help="Draw from the likeliest tokens of probability P together."
+        metavar="P",
+        callback=_probability,
+        help="Draw from the likeliest tokens of probability P together: above 0, to 1.",
     ),
 ]
 Seed = Annotated[

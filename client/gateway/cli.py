@@ -1,6 +1,7 @@
 """`molink-gateway`: the HTTP gateway as a command."""
 
 import asyncio
+import errno
 import re
 import socket
 import sys
@@ -154,9 +155,11 @@ def serve(
         listener = _listen(host, port)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CommandFailed(
-            f"cannot listen on {host}:{port}: {reason}. Choose another with --port, or --port 0 for any."
-        ) from error
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            advice = "Name an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all its networks"
+        else:
+            advice = "Choose another with --port, or --port 0 for any"
+        raise CommandFailed(f"cannot listen on {host}:{port}: {reason}. {advice}.") from error
     with listener:
         from molink.client.errors import InvalidRequest, SwarmError
         from molink.client.gateway.accounts.errors import DatabaseUnusable, InvalidDatabaseUrl

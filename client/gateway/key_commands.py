@@ -49,6 +49,8 @@ Limit = typer.Option(metavar="N", min=1, help="Without it, no limit.")
 keys_app = typer.Typer(
     name="keys",
     help="Make, list, rotate and revoke the keys of a gateway.",
+    epilog=example("molink-gateway keys create alice --expires 90d"),
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -104,6 +106,7 @@ def create(
         database,
         state_dir,
         lambda opened: KeyStore(opened).create(name, scopes=scopes, limits=limits, expires_at_s=ends_s),
+        makes=True,
     )
     _show_new(key, secret, as_json=as_json)
 
@@ -198,8 +201,15 @@ def usage(
         print(f"Nothing was used in the last {days} days.")
 
 
-def _with_database(url: str | None, state_dir: Path | None, work: "Callable[[Database], Awaitable[T]]") -> T:
-    """What the work in the database comes to; its failures are one sentence each."""
+def _with_database(
+    url: str | None,
+    state_dir: Path | None,
+    work: "Callable[[Database], Awaitable[T]]",
+    *,
+    makes: bool = False,
+) -> T:
+    """What the work in the database comes to; its failures are one sentence each. Only what `makes` keys makes a state
+    directory."""
     from molink.client.gateway.accounts.database import opened_database
     from molink.client.gateway.accounts.errors import (
         AccountsUnavailable,
@@ -210,7 +220,7 @@ def _with_database(url: str | None, state_dir: Path | None, work: "Callable[[Dat
     from molink.client.gateway.kept_identity import default_folder
 
     async def run() -> T:
-        async with opened_database(url, state_dir or default_folder()) as database:
+        async with opened_database(url, state_dir or default_folder(), makes=makes) as database:
             return await work(database)
 
     try:
@@ -276,6 +286,11 @@ def _cells(key: "ApiKey") -> tuple[str, ...]:
 def _state(key: "ApiKey") -> str:
     fault = key.fault(time.time())
     return "active" if fault is None else fault.value
+
+
+def counted(number: int, what: str) -> str:
+    """`1 circuit`, `2 circuits`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,6 +1,8 @@
 """The swarm as JSON-ready values: for `status`, the gateway, and whoever asks."""
 
 from collections.abc import Sequence
+from heapq import heapreplace
+from itertools import accumulate
 from typing import Any
 
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerView
@@ -8,7 +10,8 @@ from molink.shards.spec import Span, missing_spans
 
 
 def describe_swarm(views: Sequence[PeerView]) -> dict[str, Any]:
-    """The peers that are known, and which layers of each model nobody holds who answers. JSON-ready."""
+    """The peers that are known, and of each model the layers that nobody holds who answers, and disjoint circuits of
+    those who answer. JSON-ready."""
     models: dict[str, list[PeerView]] = {}
     for view in views:
         if view.facts.protocol_version != PROTOCOL_VERSION:
@@ -106,7 +109,49 @@ def _describe_model(holders: Sequence[PeerView]) -> dict[str, object]:
         "peers": len(answering),
         "missing": [[span.start, span.stop] for span in missing],
         "complete": not missing,
+        "circuits": [
+            {"hops": [{"peer_id": peer_id, "start": hop.start, "stop": hop.stop} for peer_id, hop in circuit]}
+            for circuit in disjoint_circuits(answering, model.layers)
+        ],
     }
+
+
+def disjoint_circuits(views: Sequence[PeerView], layers: int) -> list[list[tuple[str, Span]]]:
+    """As many circuits as can stand at once of layers that are held, each peer in one of them at most, with the longest
+    of its spans; who drains or answers nothing is in none.
+
+    There are as many as the layer that the fewest hold has holders: spans, by where they begin, each go to the circuit
+    that has come least far, which leaves none behind.
+    """
+    held = sorted(
+        (span, view.peer_id)
+        for view in views
+        if view.state.spans and view.answers and not view.state.draining
+        if (span := max(view.state.spans, key=len)).stop <= layers
+    )
+    changes = [0] * (layers + 1)
+    for span, _ in held:
+        changes[span.start] += 1
+        changes[span.stop] -= 1
+    circuits = [(0, number) for number in range(min(accumulate(changes[:layers])))]
+    holders: list[list[tuple[Span, str]]] = [[] for _ in circuits]
+    for span, peer_id in held:
+        if circuits and circuits[0][0] < span.stop:
+            _, number = circuits[0]
+            holders[number].append((span, peer_id))
+            heapreplace(circuits, (span.stop, number))
+    return [_fewest(its, layers) for its in holders]
+
+
+def _fewest(holders: Sequence[tuple[Span, str]], layers: int) -> list[tuple[str, Span]]:
+    """The hops of a circuit over as few of these holders as can be, which cover the layers together."""
+    hops: list[tuple[str, Span]] = []
+    reached = 0
+    while reached < layers:
+        stop, peer_id = max((span.stop, peer_id) for span, peer_id in holders if span.start <= reached)
+        hops.append((peer_id, Span(reached, stop)))
+        reached = stop
+    return hops
 
 
 def _order(view: PeerView) -> tuple[str, int, str]:

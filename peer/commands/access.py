@@ -5,6 +5,7 @@ Only connections that this machine makes are needed: to the gateway, and to the 
 
 import ipaddress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -85,6 +86,12 @@ def register(gateway: str, token: str, identity_key: Path) -> GrantedAccess:
         told = answer.json()
     except ValueError:
         told = None
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
+        reason = _reason(told).rstrip(".") or "it is none of its own"
+        raise CommandFailed(
+            f"the gateway at {plain(url)} refused the token ({reason}): take the one that its operator made for this "
+            "machine, with `molink-gateway keys create NAME --scope access`"
+        )
     if not answer.is_success:
         raise CommandFailed(f"the gateway refused: {_reason(told) or f'it answered {answer.status_code}'}")
     try:

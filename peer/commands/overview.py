@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
 PIPE_COLUMNS = 160
+SHOWN_CIRCUITS = 8
+"""Of a model."""
 _SHOWN_AT_NONE = frozenset({"sessions", "computed_tokens"})
 """Counts that are shown although nothing was counted yet."""
 _LONG = ("peer", "model", "layers")
@@ -50,7 +52,15 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     for model in _rows(swarm, "models"):
         missing = spans_text(model.get("missing"))
         served = f"nobody holds layers {missing}" if missing else "complete"
-        console.print(plain_markup(f"{text(model.get('model'))}: {_counted(model.get('peers'))}, {served}"))
+        circuits = _rows(model, "circuits")
+        disjoint = "" if missing else f", {_count(len(circuits), 'circuit')} without a peer in common"
+        counted = _count(int(number(model.get("peers"))), "peer")
+        console.print(plain_markup(f"{text(model.get('model'))}: {counted}, {served}{disjoint}"))
+        names = _names(swarm)
+        for circuit in circuits[:SHOWN_CIRCUITS]:
+            console.print(plain_markup(f"  {_way_of(circuit, names)}"))
+        if len(circuits) > SHOWN_CIRCUITS:
+            console.print(f"  and {len(circuits) - SHOWN_CIRCUITS} more (--json has them all)")
 
 
 def print_local(status: Mapping[str, object]) -> None:
@@ -58,7 +68,7 @@ def print_local(status: Mapping[str, object]) -> None:
     swarm."""
     console = _console()
     for key, value in status.items():
-        if key not in ("peers", "models", "links"):
+        if key not in ("peers", "models", "links", "circuits"):
             shown = ", ".join(map(text, value)) if isinstance(value, list) else text(value)
             if isinstance(value, bool) or (key == "paused" and value is None):
                 shown = "yes" if value else "no"
@@ -70,8 +80,13 @@ def print_local(status: Mapping[str, object]) -> None:
                 shown = free_memory(mapping(value))
             if shown and (shown != "0" or key in _SHOWN_AT_NONE):
                 console.print(plain_markup(f"{key.replace('_', ' ')}: {shown}"))
-    for link in _rows(status, "links"):
-        console.print(plain_markup(_link_line(link)))
+    names = _names(status)
+    lines = [
+        f"circuit of {_count(int(number(one.get('sessions'))), 'session')}: {_way_of(one, names)}"
+        for one in _rows(status, "circuits")
+    ]
+    for line in (*lines, *map(_link_line, _rows(status, "links"))):
+        console.print(plain_markup(line))
     if "peers" in status:
         print_swarm(status)
 
@@ -184,8 +199,22 @@ def text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _counted(peers: object) -> str:
-    return "1 peer" if peers == 1 else f"{peers} peers"
+def _count(several: int, what: str) -> str:
+    return f"{several} {what}" if several == 1 else f"{several} {what}s"
+
+
+def _names(swarm: Mapping[str, object]) -> Mapping[str, str]:
+    """By peer id."""
+    return {text(peer.get("peer_id")): text(peer.get("name")) for peer in _rows(swarm, "peers")}
+
+
+def _way_of(circuit: Mapping[str, object], names: Mapping[str, str]) -> str:
+    """`attic 0:6 → cellar 6:12`."""
+    return " → ".join(
+        f"{names.get(text(hop.get('peer_id'))) or text(hop.get('peer_id'))[-SHORT_ID:]} "
+        f"{text(hop.get('start'))}:{text(hop.get('stop'))}"
+        for hop in _rows(circuit, "hops")
+    )
 
 
 def _rate(value: object) -> str:

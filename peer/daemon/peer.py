@@ -195,7 +195,8 @@ class Peer:
         if parts is None:
             return self._starting_status()
         swarm = describe_swarm(parts.discovery.snapshot(silent=True))
-        return {**self._own_status(parts), **describe_line(parts.serving.measure_line()), **swarm}
+        line = describe_line(parts.serving.measure_line())
+        return {**self._own_status(parts), "circuits": parts.serving.describe_circuits(), **line, **swarm}
 
     def own_status(self) -> dict[str, object]:
         """This peer alone, JSON-ready: soon told, however large the swarm is."""

@@ -1,6 +1,7 @@
 """The data plane of one peer put together: links, acceptor, engine, stepper, admission."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -274,6 +275,19 @@ class DataPlane:
                     reason=reason,
                 )
             )
+
+    def describe_circuits(self) -> list[dict[str, object]]:
+        """The circuits of sessions here, with how many go over each; JSON-ready. Clients are not told of."""
+        counts = Counter(session.plan.circuit for session in self.sessions)
+        return [
+            {
+                "sessions": sessions,
+                "hops": [
+                    {"peer_id": peer_id, "start": span.start, "stop": span.stop} for peer_id, span in circuit
+                ],
+            }
+            for circuit, sessions in counts.most_common()
+        ]
 
     async def run(self) -> None:
         """Lets leases expire, and suggests where sessions should be, until cancelled. Steps are driven by what

@@ -167,7 +167,8 @@ def _in_view(snapshot: Snapshot, avoid: frozenset[str], usable: int) -> str:
     views = [view for view in snapshot.peers if view.facts.model.model_hash == snapshot.model.model_hash]
     avoided = sum(view.peer_id in avoid for view in views)
     draining = sum(view.state.draining and view.peer_id not in avoid for view in views)
-    counts = f"{usable} of {len(views)} peers of this model are usable"
+    verb = "is" if usable == 1 else "are"
+    counts = f"{usable} of {len(views)} {'peer' if len(views) == 1 else 'peers'} of this model {verb} usable"
     reasons = [f"{draining} draining"] if draining else []
     reasons += [f"{avoided} avoided"] if avoided else []
     return f"{counts}: {', '.join(reasons)}" if reasons else counts

@@ -22,6 +22,10 @@ _LONGEST_RTT_MS = 1e6
 """A quarter of an hour: what is longer is another unit or another kind of file."""
 
 
+Latencies = tuple[tuple[float, ...], ...]
+"""One-way milliseconds from each machine to each; 0 on the diagonal."""
+
+
 class MatrixError(ValueError):
     """The text is no such matrix; the message is one sentence that names file, row and column."""
 
@@ -61,6 +65,22 @@ def read_matrix(path: Path) -> RttMatrix:
     except UnicodeDecodeError as error:
         raise MatrixError(f"{path} is no text in UTF-8: byte {error.start} is out of place") from error
     return parse_matrix(text, str(path))
+
+
+def latencies_between(matrix: RttMatrix, machines: int) -> Latencies:
+    """One-way latencies of machines, one in each region by turns: half of the mean round trip of both directions."""
+    one_way_ms = (matrix.rtt_ms + matrix.rtt_ms.T) / 4
+    regions = len(matrix.regions)
+    return tuple(
+        tuple(float(one_way_ms[a % regions, b % regions]) if a != b else 0.0 for b in range(machines))
+        for a in range(machines)
+    )
+
+
+def mean_link_ms(latencies: Latencies) -> float:
+    """The mean latency of a circuit's links, from each machine to the next and from the last to the first."""
+    hops = len(latencies)
+    return sum(latencies[hop][(hop + 1) % hops] for hop in range(hops)) / hops
 
 
 def parse_matrix(text: str, name: str) -> RttMatrix:

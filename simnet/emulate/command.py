@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from molink.peer.wire.transmission.policies import POLICIES
 from molink.simnet.core.guessing import OFF
+from molink.simnet.core.matrices import latencies_between, mean_link_ms, read_matrix
 from molink.simnet.core.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.core.traces import BUNDLED, bundled_trace, read_trace
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
@@ -12,6 +13,7 @@ from molink.simnet.devices.named_devices import CHOICES
 from molink.simnet.presentation.experiments import Run
 from molink.simnet.presentation.options import (
     MICRO_BATCHES,
+    LineLatencies,
     Tensors,
     Trace,
     WarmUp,
@@ -23,6 +25,7 @@ from molink.simnet.presentation.results import Findings
 
 COMPARED = "concurrent,zeromq,paper,molink"
 """What is compared if nobody says otherwise: the transmission paper's two baselines, its own, and ours."""
+DELAY_MS = 30.0
 MOST_PEERS = 16
 """Each is a process of its own on this machine."""
 EXAMPLE = "molink-simnet emulate --peers 3 --bandwidth-mbps 100 --delay-ms 30 --rate 0.2,0.3 --output results"
@@ -31,7 +34,9 @@ EXAMPLE = "molink-simnet emulate --peers 3 --bandwidth-mbps 100 --delay-ms 30 --
 def emulate_serving(
     peers: Annotated[int, option("Peer processes, one circuit.", "N", least=1, most=MOST_PEERS)] = 3,
     bandwidth_mbps: Annotated[float, option("Uplink of every peer.", "MBPS")] = 100.0,
-    delay_ms: Annotated[float, option("From peer to peer, one way.", "MS")] = 30.0,
+    delay_ms: Annotated[
+        float | None, option(f"From peer to peer, one way. Default: {DELAY_MS:g}.", "MS")
+    ] = None,
     policy: Annotated[
         str, option(f"How peers send, one after the other, with commas: {', '.join(POLICIES)}.", "NAMES")
     ] = COMPARED,
@@ -69,6 +74,7 @@ def emulate_serving(
     ] = None,
     device: Annotated[str, option(f"What timed peers are: {CHOICES}.", "NAME")] = "rtx-4090",
     tensors_per_boundary: Tensors = 1,
+    latency_matrix: LineLatencies = None,
     trace: Trace = None,
     max_prompt_tokens: Annotated[
         int, option("Longer prompts are left out.", "N", least=1)
@@ -84,6 +90,14 @@ def emulate_serving(
     to first token (TTFT), time per output token (TPOT) and latency, beside those of the transmission paper (its Table
     2) where it prints them.
     """
+    latency_ms = None
+    if latency_matrix is not None:
+        if delay_ms is not None:
+            raise ValueError("--latency-matrix says how far peers are apart: leave out --delay-ms")
+        latency_ms = latencies_between(read_matrix(latency_matrix), peers)
+        delay_ms = mean_link_ms(latency_ms)
+    delay_ms = DELAY_MS if delay_ms is None else delay_ms
+    requests = bundled_trace() if trace is None else read_trace(trace)
     # real peers and their engines take seconds to load, which other commands and their processes need not wait for
     from molink.simnet.emulate.rows import serving_rows, serving_table, usage_table, whose
     from molink.simnet.emulate.run import Emulation
@@ -96,7 +110,6 @@ def emulate_serving(
     require_positive("--duration", duration)
     require_not_negative("--warm-up", warm_up)
     spec = spec_of(compute, model, device, tensors_per_boundary)
-    requests = bundled_trace() if trace is None else read_trace(trace)
     emulation = Emulation(
         spec=spec,
         device=device if compute == "timed" else None,
@@ -108,8 +121,10 @@ def emulate_serving(
         warm_up_s=warm_up,
         duration_s=duration,
         seed=seed,
+        latency_ms=latency_ms,
     )
     parameters = parameters_of(emulation, cells, BUNDLED if trace is None else str(trace))
+    parameters["latency_matrix"] = None if latency_matrix is None else str(latency_matrix)
 
     def run(folder: Path | None) -> Findings:
         runs = all_runs(emulation, cells, parameters, folder)

@@ -136,7 +136,7 @@ def _cell(emulation: Emulation, cell: EmulationCell) -> PresetCell:
     """With what the paper prints of this setting, if it does."""
     setting = LineSetting(cell.rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
     machines = (emulation.spec.name, emulation.device, emulation.peers)
-    is_paper = machines == (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS)
+    is_paper = machines == (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS) and emulation.latency_ms is None
     printed = TABLE_2.get((setting, SYSTEM_OF.get(cell.policy, ""))) if is_paper else None
     return PresetCell(setting, cell.policy, cell.served_as, emulation.peers, printed=printed)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from molink.client.circuit.connection import SwarmConnection
 from molink.shards.spec import ModelSpec, Span
+from molink.simnet.core.matrices import Latencies
 from molink.simnet.core.request_load import RequestOutcome, arrivals
 from molink.simnet.core.room import Room, fitting_tokens
 from molink.simnet.core.traces import TraceRequest
@@ -48,11 +49,13 @@ class Emulation:
     peers: int
     bandwidth_mbps: float
     delay_ms: float
-    """From any peer to any other, one way."""
+    """From any peer to any other, one way; where they are not equally far, the mean of the circuit's links."""
     trace: tuple[TraceRequest, ...]
     warm_up_s: float
     duration_s: float
     seed: int
+    latency_ms: Latencies | None = None
+    """Between peers; None: everywhere `delay_ms`."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -96,7 +99,11 @@ async def emulate(emulation: Emulation, cell: EmulationCell, report: Report) -> 
     async with AsyncExitStack() as stack:
         report("starting peers")
         lines = await stack.enter_async_context(
-            LinesProcess(LinesConfiguration(emulation.peers, emulation.bandwidth_mbps, emulation.delay_ms))
+            LinesProcess(
+                LinesConfiguration(
+                    emulation.peers, emulation.bandwidth_mbps, emulation.delay_ms, emulation.latency_ms
+                )
+            )
         )
         peers = await _start_peers(emulation, cell, lines, stack)
         views = tuple(peer.view for peer in peers)
@@ -127,7 +134,7 @@ async def _start_peers(
                 stop=span.stop,
                 http_proxy=lines.proxies[number],
                 uplink_mbps=emulation.bandwidth_mbps,
-                delay_ms=emulation.delay_ms,
+                delay_ms=_mean_delay_ms(emulation, number),
                 policy=cell.policy,
                 micro_batches=cell.served_as.micro_batches,
                 prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
@@ -140,6 +147,13 @@ async def _start_peers(
         if isinstance(started, BaseException):
             raise started
     return peers
+
+
+def _mean_delay_ms(emulation: Emulation, number: int) -> float:
+    """How far a peer is from the others on average: its coordinate says no more, and others predict links by it."""
+    if emulation.latency_ms is None or emulation.peers == 1:
+        return emulation.delay_ms
+    return sum(emulation.latency_ms[number]) / (emulation.peers - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,12 +41,18 @@ class RoundTripPath:
 
 
 class Neighbourhood:
-    """The uplinks of homes, who lives where, and how far apart homes are, one way."""
+    """The uplinks of homes, who lives where, and how far apart homes are, one way: equally, or by pairs of homes."""
 
-    def __init__(self, uplinks: Mapping[str, Line[Chunk]], delay_ms: float) -> None:
+    def __init__(
+        self,
+        uplinks: Mapping[str, Line[Chunk]],
+        delay_ms: float,
+        pairs_ms: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
         self._uplinks = dict(uplinks)
         self._places: dict[Target, str] = {}
-        self._delay_s = delay_ms / 1000
+        self._delay_ms = delay_ms
+        self._pairs_ms = dict(pairs_ms or {})
 
     def place(self, target: Target, home: str) -> None:
         """The address belongs to a home from now on. KeyError if there is no such home."""
@@ -61,7 +67,8 @@ class Neighbourhood:
             return None
         if home == other:
             return RoundTripPath(((Line(),), (Line(),)), 0.0)
-        return RoundTripPath(((self._uplinks[home],), (self._uplinks[other],)), self._delay_s)
+        delay_ms = self._pairs_ms.get((home, other), self._delay_ms)
+        return RoundTripPath(((self._uplinks[home],), (self._uplinks[other],)), delay_ms / 1000)
 
 
 def parse_connect(head: bytes) -> Target:

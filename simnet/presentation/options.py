@@ -34,6 +34,21 @@ LatencyMatrix = Annotated[
         "FILE.csv",
     ),
 ]
+LineLatencies = Annotated[
+    Path | None,
+    option(
+        "Round trips in ms between your own regions, as for `schedule`, in place of one delay: the first machine is in "
+        "the first region, the next in the next, and again from the first.",
+        "FILE.csv",
+    ),
+]
+UnusedMatrix = Annotated[
+    Path | None, option("Checked; changes nothing here: no machines are far from each other.", "FILE.csv")
+]
+UnusedTrace = Annotated[
+    Path | None, option("Checked; changes nothing here: no requests are served.", "FILE.csv")
+]
+UnusedSeed = Annotated[int, option("Changes nothing here: nothing is drawn.", "S", least=0)]
 WarmUp = Annotated[float, option("Seconds before those that are measured.", "S", least=0.0)]
 Tensors = Annotated[
     int,

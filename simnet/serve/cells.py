@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from molink.simnet.core.matrices import RttMatrix, latencies_between, mean_link_ms
 from molink.simnet.devices.model_shapes import even_spans, shape_named
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.serve.presets import Preset, PresetCell
@@ -31,8 +32,24 @@ class Circuits:
         return simulate_serving(self.scenario(cell), cell.policy, cell.served_as, load)
 
 
-def circuits_of(table: Preset, load: RequestLoad, software_ms: float, seed: int) -> Circuits:
-    """What the cells of a table run on.
+def in_regions(table: Preset, matrix: RttMatrix) -> Preset:
+    """The table with machines in the matrix's regions: each setting once, the delay being the mean of the circuit's
+    links. The papers print nothing of that."""
+    cells = [
+        replace(
+            cell,
+            setting=replace(cell.setting, delay_ms=mean_link_ms(latencies_between(matrix, cell.peers))),
+            printed=None,
+        )
+        for cell in table.cells
+    ]
+    return replace(table, cells=tuple(dict.fromkeys(cells)))
+
+
+def circuits_of(
+    table: Preset, load: RequestLoad, software_ms: float, seed: int, matrix: RttMatrix | None = None
+) -> Circuits:
+    """What the cells of a table run on; with a matrix, machines are in its regions.
 
     Raises:
         ValueError: the model does not fit, or does not split; one sentence.
@@ -44,7 +61,15 @@ def circuits_of(table: Preset, load: RequestLoad, software_ms: float, seed: int)
         if cell.peers not in by_peers:
             stages = tuple(SimulatedStage(device, span) for span in even_spans(shape.layers, cell.peers))
             lines = cell.setting
-            scenario = Scenario(shape, stages, lines.bandwidth_mbps, lines.delay_ms, software_ms, seed=seed)
+            scenario = Scenario(
+                shape,
+                stages,
+                lines.bandwidth_mbps,
+                lines.delay_ms,
+                software_ms,
+                seed=seed,
+                latency_ms=None if matrix is None else latencies_between(matrix, cell.peers),
+            )
             circuit_plan(scenario, cell.policy, cell.served_as)
             by_peers[cell.peers] = scenario
     return Circuits(by_peers, load)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from molink.commands import EXIT_USAGE, CommandFailed
+from molink.simnet.core.matrices import read_matrix
 from molink.simnet.core.request_load import kept
 from molink.simnet.core.traces import BUNDLED, bundled_trace, read_trace
 from molink.simnet.devices.model_shapes import shape_named
@@ -14,6 +15,7 @@ from molink.simnet.presentation.figures import Figure
 from molink.simnet.presentation.options import (
     MICRO_BATCHES,
     Jobs,
+    LineLatencies,
     Tensors,
     Trace,
     WarmUp,
@@ -25,7 +27,7 @@ from molink.simnet.presentation.options import (
 from molink.simnet.presentation.parallel_runs import run_all
 from molink.simnet.presentation.results import Findings
 from molink.simnet.presentation.tables import Column, Table
-from molink.simnet.serve.cells import Circuits, circuits_of
+from molink.simnet.serve.cells import Circuits, circuits_of, in_regions
 from molink.simnet.serve.output.figures import sweep_figures, table_figure, whose
 from molink.simnet.serve.output.paper_figures import FIGURES, wire
 from molink.simnet.serve.output.table import order_lines, serve_table, verdict_lines
@@ -92,6 +94,7 @@ def serve(
         float, option("What taking in a message costs beside its way.", "MS")
     ] = SOFTWARE_MS,
     warm_up: WarmUp = WARM_UP_S,
+    latency_matrix: LineLatencies = None,
     trace: Trace = None,
     seed: Annotated[int, option("Where in the trace to begin.", "S", least=0)] = 0,
     jobs: Jobs = None,
@@ -118,12 +121,21 @@ def serve(
     chosen = None if policies is None else parse_names("--policies", policies)
     changes = parse_changes(given, sweep or (), model, device)
     table = replace(changed(preset(preset_name, chosen), changes), tensors_per_boundary=tensors_per_boundary)
+    matrix = None if latency_matrix is None else read_matrix(latency_matrix)
+    if matrix is not None:
+        if "delay_ms" in changes.values:
+            raise ValueError(
+                "--latency-matrix says how far machines are apart: leave out --delay-ms and --sweep ms"
+            )
+        table = in_regions(table, matrix)
     require_not_negative("--software-ms", software_ms)
     require_positive("--duration", duration)
     require_not_negative("--warm-up", warm_up)
     requests = bundled_trace() if trace is None else read_trace(trace)
     served = kept(requests, table.limits, shape_named(table.model).spec())
-    circuits = circuits_of(table, RequestLoad(served, 1.0, warm_up, duration, seed), software_ms, seed)
+    circuits = circuits_of(
+        table, RequestLoad(served, 1.0, warm_up, duration, seed), software_ms, seed, matrix
+    )
 
     def run(_: Path | None) -> Findings:
         at_once = jobs or os.cpu_count() or 1
@@ -131,7 +143,8 @@ def serve(
         return Findings(
             "serve",
             table.title,
-            _parameters(table, circuits, software_ms, BUNDLED if trace is None else f"{trace}"),
+            _parameters(table, circuits, software_ms, BUNDLED if trace is None else f"{trace}")
+            | {"latency_matrix": None if latency_matrix is None else f"{latency_matrix}"},
             rows,
             [serve_table(table, rows)],
             [*verdict_lines(table, rows), *order_lines(table, rows)],

@@ -10,6 +10,7 @@ from molink.peer.scheduling.microbatch import BatchLimits
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.guessing import SimulatedSpeculation
+from molink.simnet.core.matrices import Latencies
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
 from molink.simnet.core.serving_world import OPENING_MESSAGES, SimulatedCircuit
@@ -43,11 +44,13 @@ class Scenario:
     bandwidth_mbps: float
     """Of every uplink."""
     delay_ms: float
-    """From any machine to any other, one way."""
+    """From any machine to any other, one way; where they are not equally far, the mean of the circuit's links."""
     software_ms: float
     """What a message costs the machine that takes it, beside the step: frames, queues, Python."""
     jitter_ms: float = 0.0
     seed: int = 0
+    latency_ms: Latencies | None = None
+    """Between machines; None: everywhere `delay_ms`."""
 
 
 def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> SimulatedCircuit:
@@ -66,22 +69,22 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
     ]
 
     hops, software_s = len(spans), scenario.software_ms / 1000
-    link_ms = scenario.delay_ms if hops > 1 else 0.0
+    latency_ms = scenario.latency_ms or ((scenario.delay_ms,) * hops,) * hops
+    links_ms = [latency_ms[hop][(hop + 1) % hops] if hops > 1 else 0.0 for hop in range(hops)]
 
     def stages_of(request: Request) -> tuple[PipelineStage, ...]:
         context_tokens = request.prompt_tokens + request.new_tokens / 2
         return tuple(
             stage_of(one, span, spec, link_ms, scenario.bandwidth_mbps, context_tokens)
-            for one, span in zip(facts, spans, strict=True)
+            for one, span, link_ms in zip(facts, spans, links_ms, strict=True)
         )
 
-    delay_s = scenario.delay_ms / 1000 + software_s / 2
     return SimulatedCircuit(
         spec=spec,
         spans=spans,
         compute_s=tuple(_compute(shape, stage.device) for stage in scenario.stages),
         uplink_mbps=(scenario.bandwidth_mbps,) * hops,
-        delay_s=((delay_s,) * hops,) * hops,
+        delay_s=tuple(tuple(one_ms / 1000 + software_s / 2 for one_ms in row) for row in latency_ms),
         kv_tokens=min(_kv_tokens(spec, stage, limits) for stage in scenario.stages),
         most_sessions=MOST_SESSIONS,
         policy=policy,

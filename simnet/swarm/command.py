@@ -21,7 +21,7 @@ from molink.simnet.presentation.options import (
 from molink.simnet.presentation.results import Findings
 from molink.simnet.swarm.population.snapshot_file import read_snapshot
 from molink.simnet.swarm.relay_report import RelayRow, relay_row, relay_table
-from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
+from molink.simnet.swarm.report import SwarmRow, flat_rows, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
 from molink.simnet.swarm.table import Minutes, swarm_figures, swarm_table
 
@@ -132,7 +132,7 @@ def swarm(
             "swarm",
             f"A swarm of {rows[0].peers:,} peers that serves {model}",
             parameters,
-            rows,
+            flat_rows(rows),
             [swarm_table(rows), *([relay_table(relays)] if relays else [])],
             more={"series": series} | ({"relays": [asdict(row) for row in relays]} if relays else {}),
             figures=lambda: swarm_figures(series),

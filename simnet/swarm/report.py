@@ -1,7 +1,8 @@
 """What a run says: one row of figures, and a series by minute. JSON-ready, and the same for the same seed."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,8 @@ from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S, KINDS
 
 if TYPE_CHECKING:
     from molink.simnet.swarm.world import SwarmWorld
+
+_UNIT = "_kbit_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,35 @@ class SwarmRow:
     mean_state_bytes: float
     gateway_pull_kbit_s: float
     """That the average gateway copies."""
+
+
+def flat_rows(rows: Sequence[SwarmRow]) -> list[dict[str, object]]:
+    """Rows with a field for each name of what is counted by name, 0 where only other rows have that name, as
+    `leases_refused_full`, `traffic_by_kind_frames_kbit_s`; and the sum, as `leases_refused`."""
+    counted = {
+        field.name: sorted({key for row in rows for key in getattr(row, field.name)})
+        for field in fields(SwarmRow)
+        if any(isinstance(getattr(row, field.name), Mapping) for row in rows)
+    }
+    found = []
+    for row in rows:
+        flat: dict[str, object] = {}
+        for name, value in asdict(row).items():
+            if name not in counted:
+                flat[name] = value
+            elif not name.endswith(_UNIT):  # rates have their sum beside them
+                flat[name] = sum(value.values())
+            for key in counted.get(name, ()):
+                flat[_field_of(name, key)] = value.get(key, 0)
+        found.append(flat)
+    return found
+
+
+def _field_of(name: str, key: str) -> str:
+    """Of one of a field's counts; the unit stays last."""
+    unit = _UNIT if name.endswith(_UNIT) else ""
+    plain = re.sub(r"\W+", "_", key).strip("_").lower()
+    return f"{name.removesuffix(_UNIT)}_{plain}{unit}"
 
 
 def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:

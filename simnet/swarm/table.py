@@ -97,35 +97,48 @@ _LINES = (
 
 
 Minutes = Sequence[Mapping[str, float | int | None]]
-_FIGURES = {
+_FIGURES: Mapping[str, tuple[str, Sequence[str]]] = {
     "tpot": ("TPOT of sessions that ended, ms", ("tpot_ms",)),
     "success-rate": ("sessions that were completed, of those that ended", ("success_rate",)),
     "traffic": ("control plane, kbit/s that a peer sends", KINDS),
 }
+_MINUTES: Sequence[tuple[str, Sequence[str]]] = (
+    ("peers", ("peers", "announced")),
+    ("sessions", ("open_sessions", "ended")),
+    ("moves to other layers", ("moves",)),
+)
 
 
 def swarm_figures(runs: Mapping[str, Minutes]) -> list[Figure]:
-    """TPOT, success rate and traffic over time, with a line for each run, or for each kind of traffic;
-    `swarm-minutes.csv` has the whole series."""
-    drawn = [Figure("swarm-minutes", "", [], ("run", *SERIES), _lines(runs, SERIES))]
+    """TPOT, success rate and traffic over time, with a line for each run, or for each kind of traffic; and who was
+    there, whose table, `swarm-minutes.csv`, has the whole series."""
+    there = [_panel(runs, label, columns) for label, columns in _MINUTES]
+    caption = "Peers, sessions and moves by minute"
+    drawn = [Figure("swarm-minutes", caption, there, ("run", *SERIES), _lines(runs, SERIES))]
     for name, (label, columns) in _FIGURES.items():
-        series = [
-            Series(
-                ", ".join(part for part in (run, column) if len(columns) > 1 or part == run),
-                [line["minute"] or 0 for line in minutes],
-                [line[column] for line in minutes],
-            )
-            for run, minutes in runs.items()
-            for column in columns
-        ]
-        limit = BUDGET_KBIT_S if name == "traffic" else None
-        panel = Panel(series, "minutes", label, limit=limit, limit_name="budget")
+        panel = _panel(runs, label, columns, BUDGET_KBIT_S if name == "traffic" else None)
         header = ("run", "minute", *columns)
         caption = f"{label[0].upper()}{label[1:]}"
         drawn.append(
             Figure(f"swarm-{name}", caption, [panel], header, _lines(runs, header[1:]), size=(7.5, 3.8))
         )
     return drawn
+
+
+def _panel(
+    runs: Mapping[str, Minutes], label: str, columns: Sequence[str], limit: float | None = None
+) -> Panel:
+    """A line for each run and column, over the minutes."""
+    series = [
+        Series(
+            ", ".join(part for part in (run, column) if len(columns) > 1 or part == run),
+            [line["minute"] or 0 for line in minutes],
+            [line[column] for line in minutes],
+        )
+        for run, minutes in runs.items()
+        for column in columns
+    ]
+    return Panel(series, "minutes", label, limit=limit, limit_name="budget")
 
 
 def _lines(runs: Mapping[str, Minutes], columns: Sequence[str]) -> list[list[object]]:

@@ -117,6 +117,7 @@ def test_explicit_peers_come_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("MOLINK_INITIAL_PEERS", f"{other}, {third}")
     assert configured_initial_peers([]) == (other, third)
     assert configured_initial_peers([LOCAL, LOCAL]) == (LOCAL,)
+    assert configured_initial_peers(LOCAL) == (LOCAL,)
 
 
 def test_the_file_may_give_initial_peers_as_one_text(file: Path) -> None:

@@ -72,17 +72,25 @@ class Database:
 
 
 @asynccontextmanager
-async def opened_database(url: str | None, folder: Path, revision: str = LATEST) -> AsyncIterator[Database]:
+async def opened_database(
+    url: str | None, folder: Path, revision: str = LATEST, *, makes: bool = True
+) -> AsyncIterator[Database]:
     """Opens the database and brings it to a revision.
 
     Args:
         url: of PostgreSQL or SQLite; None: the file in the folder, which is made.
         folder: state directory of the gateway.
         revision: the newest one, unless told.
+        makes: whether a file in the folder is made where there is none.
 
     Raises:
         DatabaseUnusable: it cannot be reached, is newer than this program, or is none.
     """
+    if url is None and not makes and not (folder / FILE_NAME).is_file():
+        raise DatabaseUnusable(
+            f"{folder} holds no gateway's state: check --state-dir, name the database with --database, or make a first "
+            "key with `molink-gateway keys create NAME`"
+        )
     where = _checked_url(url, folder)
     if where.get_backend_name() == "sqlite":
         await asyncio.to_thread(_prepare_file, where)

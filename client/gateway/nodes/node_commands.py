@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from molink import commands
+from molink.client.gateway.key_commands import counted
 from molink.client.gateway.services.service_commands import (
     DEFAULT_URL,
     GatewayUrl,
@@ -22,6 +23,8 @@ PeerId = Annotated[str, typer.Argument(metavar="PEER_ID", help="The node, as `no
 nodes_app = typer.Typer(
     name="nodes",
     help="See the machines that take a gateway's orders, drain them, have them serve another model or exit.",
+    epilog=example("molink-gateway nodes list"),
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -117,7 +120,7 @@ def _sentence(answer: dict[str, Any]) -> str:
     memory = f"{load['memory_used_bytes'] / 1e9:.1f} of {load['memory_total_bytes'] / 1e9:.1f} GB"
     parts = [
         f"{answer['peer_id']}: {state} {told['model']}, layers {spans}",
-        f"{told['sessions']} sessions",
+        counted(told["sessions"], "session"),
         f"CPU {load['cpu_percent']:g} %",
         f"memory {memory}",
     ]

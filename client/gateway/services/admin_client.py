@@ -14,6 +14,8 @@ ANSWERS_WITHIN_S: Final = 150.0
 SILENCE_S: Final = 60.0
 """Of a stream that says at least every ten seconds that it goes on."""
 
+_LISTED_BY: Final = {"/admin/v1/services/": "services status", "/admin/v1/nodes/": "nodes list"}
+"""The command that lists what such a path names one of."""
 KEY_WANTED: Final = "This command takes it as --key KEY or from MOLINK_OPERATOR_KEY: one of the scope operate"
 
 
@@ -65,6 +67,10 @@ class AdminClient:
         reason = plain(str(said)) if said else f"it answered {answer.status_code} without a reason"
         if answer.status_code == 401 and "authorization" not in answer.request.headers:
             reason = f"{reason} {KEY_WANTED}"
+        path = answer.request.url.path
+        listed = next((command for start, command in _LISTED_BY.items() if path.startswith(start)), None)
+        if answer.status_code == 404 and listed is not None:
+            reason = f"{reason} `molink-gateway {listed}` lists what there is."
         raise CommandFailed(f"the gateway refused: {reason}", EXIT_USAGE if answer.status_code == 400 else 1)
 
     def _unreachable(self, error: Exception) -> CommandFailed:

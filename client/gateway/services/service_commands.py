@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from molink import commands
-from molink.client.gateway.key_commands import duration_s
+from molink.client.gateway.key_commands import counted, duration_s
 from molink.commands import EXIT_USAGE, CommandFailed, example, plain, tell, with_logging
 from molink.sizes import parse_bytes
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 services_app = typer.Typer(
     name="services",
     help="Deploy services on a running gateway, make their keys, see how they are, delete them.",
+    epilog=example("molink-gateway services deploy poet --model molink/tiny-shakespeare"),
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -220,13 +222,13 @@ def _sentence(service: dict[str, Any]) -> str:
     parts = [
         f"{service['name']}: {service['state']}, {service['model']}",
         f"up {uptime_s:.0f} s" if uptime_s is not None else "not up",
-        f"{service.get('held', 0)} circuits held and {service.get('in_use', 0)} in use of "
+        f"{counted(service.get('held', 0), 'circuit')} held and {service.get('in_use', 0)} in use of "
         f"{service['minimum_circuits']} to {service['maximum_circuits']}",
         f"{service.get('throughput_tokens_per_s', 0):g} tokens/s",
         f"utilisation {100 * service.get('utilisation', 0):.0f} %",
     ]
     if "requests" in service:
-        parts.append(f"{service['requests']} requests")
+        parts.append(counted(service["requests"], "request"))
     return plain("; ".join(parts))
 
 

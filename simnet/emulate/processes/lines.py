@@ -31,6 +31,8 @@ class LinesConfiguration:
     rate_mbps: float
     delay_ms: float
     """One way, to any other home."""
+    latency_ms: Sequence[Sequence[float]] | None = None
+    """One way, from each home to each; None: everywhere `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,12 @@ class LinesCounters:
 def serve(configuration: LinesConfiguration) -> None:
     """Until stdin ends."""
     uplinks = {str(number): Line[Chunk](configuration.rate_mbps) for number in range(configuration.homes)}
-    neighbourhood = Neighbourhood(uplinks, configuration.delay_ms)
+    pairs_ms = {
+        (str(home), str(other)): one_ms
+        for home, row in enumerate(configuration.latency_ms or ())
+        for other, one_ms in enumerate(row)
+    }
+    neighbourhood = Neighbourhood(uplinks, configuration.delay_ms, pairs_ms)
     shaper = Shaper()
     with ExitStack() as stack:
         stack.enter_context(shaper)

@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from molink.routing.parallelism.layout_prediction import DeviceLink
 from molink.routing.parallelism.parallelism import Layout
+from molink.simnet.core.matrices import Latencies
 
 NVLINK = DeviceLink(bytes_per_s=360e9, latency_s=3e-6)
 """Fourth generation: 450 GB/s each way by its maker, of which four fifths; a message's start is an estimate."""
@@ -23,14 +24,24 @@ class Fabric:
     inside: DeviceLink
     between: DeviceLink
     node_devices: int
+    latency_ms: Latencies | None = None
+    """Of nodes, where they are far apart; None: every line between them has the latency of `between`."""
 
     def link(self, source: int, target: int) -> DeviceLink:
-        same = source // self.node_devices == target // self.node_devices
-        return self.inside if same else self.between
+        node, other = source // self.node_devices, target // self.node_devices
+        if node == other:
+            return self.inside
+        if self.latency_ms is None:
+            return self.between
+        return replace(self.between, latency_s=self.latency_ms[node][other] / 1000)
 
     def slowest(self, layout: Layout) -> DeviceLink:
         """Of those that the layout's devices use."""
-        return self.inside if layout.devices <= self.node_devices else self.between
+        if layout.devices <= self.node_devices:
+            return self.inside
+        firsts = range(0, layout.devices, self.node_devices)
+        links = [self.link(source, target) for source in firsts for target in firsts if source != target]
+        return max(links, key=lambda link: link.latency_s)
 
 
 FABRICS: Mapping[str, Fabric] = MappingProxyType(

@@ -5,10 +5,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from molink.simnet.core.matrices import read_matrix
+from molink.simnet.core.traces import read_trace
 from molink.simnet.papers.cost.margins import Owned, Rented, income_per_hour, margin
 from molink.simnet.papers.cost.paper import COST_TABLES, PrintedCosts
 from molink.simnet.presentation.experiments import Run
-from molink.simnet.presentation.options import option, require_not_negative, require_positive
+from molink.simnet.presentation.options import (
+    UnusedMatrix,
+    UnusedSeed,
+    UnusedTrace,
+    option,
+    require_not_negative,
+    require_positive,
+)
 from molink.simnet.presentation.results import Findings
 from molink.simnet.presentation.tables import Column, Table
 
@@ -55,6 +64,9 @@ def cost(
     power_w: Annotated[float, option("Of one device.", "W")] = 450.0,
     power_price: Annotated[float, option("Of a kilowatt-hour.", "MONEY")] = 0.538,
     rent_per_hour: Annotated[float | None, option("Of one device, instead of buying it.", "MONEY")] = None,
+    latency_matrix: UnusedMatrix = None,
+    trace: UnusedTrace = None,
+    seed: UnusedSeed = 0,
 ) -> Run:
     """What serving earns beyond its cost.
 
@@ -74,7 +86,17 @@ def cost(
         ("--rent-per-hour", rent_per_hour),
     ):
         require_not_negative(name, 0.0 if value is None else value)
-    parameters: dict[str, object] = {"table": table, "throughput_tps": throughput_tps}
+    if latency_matrix is not None:
+        read_matrix(latency_matrix)
+    if trace is not None:
+        read_trace(trace)
+    parameters: dict[str, object] = {
+        "table": table,
+        "throughput_tps": throughput_tps,
+        "latency_matrix": None if latency_matrix is None else str(latency_matrix),
+        "trace": None if trace is None else str(trace),
+        "seed": seed,
+    }
     if throughput_tps is None:
         rows = [row for name in COST_TABLES if table in (None, name) for row in _of_paper(name)]
     else:

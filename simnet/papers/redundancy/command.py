@@ -8,9 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
+from molink.simnet.core.matrices import read_matrix
+from molink.simnet.core.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
+from molink.simnet.core.traces import read_trace
+from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.papers.redundancy.claims import claims
 from molink.simnet.papers.redundancy.cluster.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
-from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS
+from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS, TokenCounts
 from molink.simnet.papers.redundancy.figures import redundancy_figures
 from molink.simnet.papers.redundancy.rows import PAIR_POLICIES, redundancy_rows
 from molink.simnet.papers.redundancy.run import POLICIES, RedundancyCell, simulate
@@ -33,6 +37,8 @@ EXAMPLE = "molink-simnet redundancy --device h100 --workload mixed --instances 4
 INSTANCES = (4, 8, 16)
 """As the paper has them: multiples of four, of which two pairs are one group while memory is short."""
 LEAST_REQUESTS = 10
+TRACE = "trace"
+"""The workload of a table whose requests are as long as those of a trace."""
 RATES: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
     {
         ("h100", "light"): (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
@@ -70,7 +76,20 @@ def redundancy(
     ] = SEQUENCE_MS,
     duration: Annotated[float, option("Virtual seconds that are measured.", "S", least=1.0)] = 60.0,
     warm_up: WarmUp = 20.0,
-    seed: Annotated[int, option("Of lengths, and of Poisson arrivals.", "S", least=0)] = 0,
+    latency_matrix: Annotated[
+        Path | None, option("Checked; changes nothing here: instances stand in one room.", "FILE.csv")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        option(
+            f"Lengths of prompts and outputs from here, to {MOST_PROMPT_TOKENS} and {MOST_NEW_TOKENS} tokens; rates "
+            "stay those of --workload. Default: drawn as --workload says.",
+            "FILE.csv",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, option("Of lengths, of where in a trace to begin, and of Poisson arrivals.", "S", least=0)
+    ] = 0,
     jobs: Jobs = None,
 ) -> Run:
     """Serve with keys and values held twice.
@@ -88,6 +107,15 @@ def redundancy(
     one = RedundancyCell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
     chosen = parse_names("--policies", policies, POLICIES)
     cells = _cells(one, _instances(instances), chosen, rates, interconnect_gbps)
+    if latency_matrix is not None:
+        read_matrix(latency_matrix)
+    if trace is not None:
+        recorded = _recorded(trace, profile.shape)
+        cells = [replace(cell, workload=TRACE, recorded=recorded) for cell in cells]
+    files = {
+        "latency_matrix": None if latency_matrix is None else str(latency_matrix),
+        "trace": None if trace is None else str(trace),
+    }
 
     def run(_: Path | None) -> Findings:
         runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
@@ -95,8 +123,8 @@ def redundancy(
         agreed = claims(rows)
         return Findings(
             "redundancy",
-            f"Llama-2-70B on instances of 4 x {device}, {workload} workload: redundant KV caches",
-            _parameters(cells),
+            f"Llama-2-70B on instances of 4 x {device}, {cells[0].workload} workload: redundant KV caches",
+            _parameters(cells) | files,
             rows,
             [redundancy_table(rows), claims_table(agreed)],
             more={"claims": [asdict(one) for one in agreed]},
@@ -104,6 +132,12 @@ def redundancy(
         )
 
     return run
+
+
+def _recorded(trace: Path, shape: ModelShape) -> tuple[TokenCounts, ...]:
+    """Lengths of a trace's requests, as far as they are within the limits; an output has two tokens at least."""
+    requests = kept(read_trace(trace), LengthLimits(), shape.spec())
+    return tuple((one.prompt_tokens, max(2, one.generated_tokens)) for one in requests)
 
 
 def _cells(

@@ -14,7 +14,7 @@ from molink.simnet.papers.redundancy.cluster.cluster import Cluster, ClusterPoli
 from molink.simnet.papers.redundancy.cluster.instances import SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.molink import Molink
 from molink.simnet.papers.redundancy.cluster.molink_pairs import MolinkPairs
-from molink.simnet.papers.redundancy.cluster.workloads import WORKLOADS, requests
+from molink.simnet.papers.redundancy.cluster.workloads import WORKLOADS, TokenCounts, requests
 
 POLICIES: Mapping[str, Callable[[Cluster], ClusterPolicy]] = MappingProxyType(
     {
@@ -46,6 +46,8 @@ class RedundancyCell:
     arrivals: str
     sequence_ms: float = SEQUENCE_MS
     seed: int = 0
+    recorded: tuple[TokenCounts, ...] = ()
+    """Lengths of prompts and outputs, of a workload that is no drawn one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def simulate(cell: RedundancyCell) -> RedundancyRun:
         ValueError: no such policy, device or workload, or numbers that cannot be.
         AssertionError: something that must be conserved was not.
     """
-    if cell.policy not in POLICIES or cell.workload not in WORKLOADS:
+    if cell.policy not in POLICIES or not (cell.recorded or cell.workload in WORKLOADS):
         raise ValueError(f"no policy {cell.policy} or no workload {cell.workload}")
     if not (0 < cell.interconnect_gbps < math.inf and cell.instances > 1 and cell.warm_up_s >= 0):
         raise ValueError(f"a cluster has two instances or more and a line between them: {cell}")
@@ -93,7 +95,8 @@ def simulate(cell: RedundancyCell) -> RedundancyRun:
     profile = instance_profile(cell.device, cell.sequence_ms)
     cluster = Cluster(timeline, profile, cell.instances, cell.interconnect_gbps * 1e9 / 8)
     until_s = cell.warm_up_s + cell.duration_s
-    coming = requests(WORKLOADS[cell.workload], cell.rate_rps, until_s, cell.arrivals, cell.seed)
+    lengths = cell.recorded or WORKLOADS[cell.workload]
+    coming = requests(lengths, cell.rate_rps, until_s, cell.arrivals, cell.seed)
     policy = POLICIES[cell.policy](cluster)
     cluster.arrive(coming, policy)
     timeline.run(until_s)

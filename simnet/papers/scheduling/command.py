@@ -9,6 +9,7 @@ from molink.commands import EXIT_USAGE, CommandFailed, tell
 from molink.progress import Progress
 from molink.routing import ALGORITHMS, NoCircuit
 from molink.simnet.core.matrices import BUNDLED, bundled_matrix, read_matrix
+from molink.simnet.core.traces import read_trace
 from molink.simnet.papers.scheduling.comparison import Comparison, Row, SearchSetting, compare
 from molink.simnet.papers.scheduling.figures import schedule_figures
 from molink.simnet.papers.scheduling.testbeds import (
@@ -23,7 +24,13 @@ from molink.simnet.papers.scheduling.testbeds import (
 )
 from molink.simnet.papers.scheduling.variants import Variant, in_paper_order, parse_variants
 from molink.simnet.presentation.experiments import Run
-from molink.simnet.presentation.options import LatencyMatrix, option, parse_counts, parse_names, parse_numbers
+from molink.simnet.presentation.options import (
+    LatencyMatrix,
+    option,
+    parse_counts,
+    parse_names,
+    parse_numbers,
+)
 from molink.simnet.presentation.results import Findings
 from molink.simnet.presentation.tables import Column, Table
 
@@ -84,6 +91,13 @@ def schedule(
             "--drawn-places",
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        option(
+            "Checked; changes nothing here: a circuit is searched for one decode step, whatever requests come.",
+            "FILE.csv",
+        ),
+    ] = None,
     seed: Annotated[int, option("The first of the seeds.", "S", least=0)] = 0,
 ) -> Run:
     """Compare searches for circuits.
@@ -93,6 +107,8 @@ def schedule(
     beside the paper's own (its Tables 3 and 4) where it prints them. Figures are the paper's 5, 6 and 7.
     """
     settings = _settings(testbed, machines)
+    if trace is not None:
+        read_trace(trace)
     variants = _variants(algorithms, machines, ilp_limits, random_samples)
     world = World(
         matrix=bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix),
@@ -111,7 +127,7 @@ def schedule(
         return Findings(
             "schedule",
             "Searches for circuits, side by side",
-            _parameters(comparison, matrix_name),
+            _parameters(comparison, matrix_name) | {"trace": None if trace is None else str(trace)},
             rows,
             [schedule_table(rows)],
             figures=lambda: schedule_figures(comparison, rows),

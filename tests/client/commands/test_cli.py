@@ -69,6 +69,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["generate", "\udcff"], "PROMPT is not valid text"),
         (["explain", "\udcff"], "PROMPT is not valid text"),
         (["explain", "x", "--top-p", "2"], "--top-p"),
+        (["generate", "x", "--top-p", "0"], "above 0"),
         (["chat", "--initial-peers", "here"], "'here' is not a peer's multiaddress"),
         (["demo", "--peers", "0"], "--peers"),
         (["demo", "--peers", "13"], "--peers"),
@@ -112,6 +113,13 @@ def test_what_a_swarm_could_not_do_is_one_harmless_line(
     code, out, err = run("generate", "x")
     assert (code, out) == (status, "")
     assert err == f"molink: {str(error).replace(chr(10), ' ').replace(chr(27), '?')}\n"
+
+
+def test_a_circuit_that_took_longer_than_was_allowed_names_the_option(run: Run, swarm: ScriptedSwarm) -> None:
+    swarm.errors = [SwarmUnavailable("the circuit over attic was not ready in time", late=True)]
+    code, out, err = run("generate", "x", "--timeout", "0")
+    assert (code, out) == (1, "")
+    assert err.endswith("was not ready in time: allow it more seconds with --timeout\n")
 
 
 # -- generate
@@ -225,9 +233,15 @@ def test_a_single_token_cannot_be_explained(run: Run, swarm: ScriptedSwarm) -> N
 # -- progress and the demonstration's parts
 
 
-def test_where_there_is_no_terminal_progress_is_shown_late_and_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("level", "told"), [("INFO", "loading 1 of 2\ndone\n"), ("WARNING", "")])
+def test_where_there_is_no_terminal_progress_is_for_who_asks_and_shown_late_and_once(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
+    told: str,
 ) -> None:
+    caplog.set_level(level, "molink")
     now_s = [100.0]
     monkeypatch.setattr("molink.progress.time.monotonic", lambda: now_s[0])
     with Progress() as progress:
@@ -242,7 +256,7 @@ def test_where_there_is_no_terminal_progress_is_shown_late_and_once(
         progress.end()
         now_s[0] += 9.0
         progress.report("too late")
-    assert capsys.readouterr() == ("", "loading 1 of 2\ndone\n")
+    assert capsys.readouterr() == ("", told)
 
 
 @pytest.mark.parametrize("parts", range(1, demo.LAYERS + 1))

@@ -118,6 +118,15 @@ def running(start: Start) -> Running:
     return running_it
 
 
+def test_a_host_that_is_not_this_machines_is_at_fault_and_not_the_port(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = said(capsys, "--host", "203.0.113.7", "--port", "0")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "--host" in err
+    assert "--port" not in err
+
+
 def test_it_says_where_it_listens_serves_and_stops_on_a_signal(running: Running, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret")

@@ -60,7 +60,7 @@ def test_a_machine_shows_its_token_and_what_it_is_under_one_identity(tmp_path: P
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, b'{"error": {"message": "The key has expired."}}', "refused: The key has expired"),
+        (401, b'{"error": {"message": "The key has expired."}}', "token (The key has expired): take the one"),
         (409, b"nonsense", "refused: it answered 409"),
         (201, b"nonsense", "did not answer as a gateway does"),
         (201, b"[]", "it is no JSON object"),

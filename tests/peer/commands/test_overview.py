@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from molink.dht.records.description import describe_peer, describe_swarm
+from molink.dht.records.description import describe_peer, describe_swarm, disjoint_circuits
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
     DeviceProperties,
@@ -67,6 +69,7 @@ def test_layers_that_nobody_holds_are_named_for_each_model() -> None:
             "peers": 3,
             "missing": [[4, 6]],
             "complete": False,
+            "circuits": [],
         }
     ]
     assert describe_swarm([]) == {"models": [], "peers": []}
@@ -187,3 +190,43 @@ def test_who_does_not_answer_is_marked_and_its_layers_do_not_count(
     shown = capsys.readouterr().out
     assert "gone (does not answer)" in shown
     assert "nobody holds layers 4:8" in shown
+
+
+def shown_circuits(*views: PeerView) -> list[str]:
+    return [
+        " ".join(f"{hop['peer_id']} {hop['start']}:{hop['stop']}" for hop in circuit["hops"])
+        for circuit in describe_swarm(views)["models"][0]["circuits"]
+    ]
+
+
+def test_circuits_have_no_peer_in_common_and_are_as_many_as_the_rarest_layer_has_holders() -> None:
+    held = (view("a", Span(0, 6)), view("b", Span(0, 3)), view("c", Span(2, 8)), view("d", Span(5, 8)))
+    assert shown_circuits(*held) == ["b 0:3 c 3:8", "a 0:6 d 6:8"]
+    assert shown_circuits(*held[:3]) == ["a 0:6 c 6:8"]
+    assert shown_circuits(*held[:2]) == []
+
+
+def test_who_drains_or_does_not_answer_is_in_no_circuit() -> None:
+    gone = dataclasses.replace(view("a", Span(0, 8)), answers=False)
+    assert shown_circuits(gone, view("b", Span(0, 8), draining=True), view("c", Span(0, 8))) == ["c 0:8"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8)), max_size=12))
+def test_every_circuit_covers_the_model_within_what_its_peers_hold(ends: list[tuple[int, int]]) -> None:
+    held = {f"p{at}": Span(start, stop) for at, (start, stop) in enumerate(ends) if start < stop}
+    found = disjoint_circuits([view(name, span) for name, span in held.items()], 8)
+    assert len(found) == min(sum(layer in span for span in held.values()) for layer in range(8))
+    assert len({name for circuit in found for name, _ in circuit}) == sum(map(len, found))
+    for circuit in found:
+        assert [layer for _, hop in circuit for layer in hop] == list(range(8))
+        assert all(held[name].start <= hop.start < hop.stop <= held[name].stop for name, hop in circuit)
+
+
+def test_people_see_circuits_of_the_swarm_and_of_this_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    swarm = describe_swarm([view("x" * 44 + "the-id-1", Span(0, 4), name=""), view("y" * 52, Span(4, 8))])
+    hops = swarm["models"][0]["circuits"][0]["hops"]
+    print_local({"circuits": [{"sessions": 2, "hops": hops}], **swarm})
+    shown = capsys.readouterr().out
+    assert "circuit of 2 sessions: the-id-1 0:4 → home 4:8" in shown
+    assert "molink/test: 2 peers, complete, 1 circuit without a peer in common" in shown
+    assert "  the-id-1 0:4 → home 4:8" in shown

@@ -183,6 +183,17 @@ def test_a_home_that_is_missing_is_told(world: World) -> None:
         world.neighbourhood.place(world.address, "nowhere")
 
 
+def test_pairs_of_homes_have_distances_of_their_own() -> None:
+    homes = {name: Line[Chunk]() for name in ("0", "1", "2")}
+    neighbourhood = Neighbourhood(homes, 1.0, {("0", "1"): 50.0})
+    for port, home in enumerate(homes):
+        neighbourhood.place((HOST, port), home)
+    near, far = neighbourhood.route("0", (HOST, 2)), neighbourhood.route("0", (HOST, 1))
+    assert near is not None
+    assert far is not None
+    assert (near.delay_s, far.delay_s) == (0.001, 0.05)
+
+
 @asynchronous
 async def test_grpc_over_tls_dials_through_the_router_of_its_home() -> None:
     with Shaper() as shaper:

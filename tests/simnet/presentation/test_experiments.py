@@ -25,7 +25,7 @@ OPTIONS = {
     "swarm": "peers hours gateways rate churn crash-share model from-snapshot without bandwidth-factor latency-matrix "
     "trace partner seed",
 }
-COMMON = "scenario set output json verbose debug help"
+COMMON = "scenario set output json verbose debug help seed latency-matrix trace"
 
 
 def run(*arguments: str) -> int:

@@ -19,9 +19,11 @@ DEADLINE_S = 60.0
 LONG_S = 3600.0
 PROGRAM = f"""
 import time
+from molink.commands import start_logging
 from molink.simnet.presentation.parallel_runs import run_all
 
 if __name__ == "__main__":
+    start_logging(verbose=True, debug=False)
     run_all(time.sleep, [{LONG_S}, {LONG_S}], 2, weight=float, name="sleepers")
 """
 

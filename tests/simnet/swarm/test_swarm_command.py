@@ -16,7 +16,7 @@ from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.swarm.population.snapshot_file import SnapshotError, parse_snapshot
 
 SMALL = ("--hours", "0.02", "--rate", "0.2", "--gateways", "2", "--model", "qwen2-7b")
-FIGURES = ("swarm-tpot", "swarm-success-rate", "swarm-traffic")
+FIGURES = ("swarm-minutes", "swarm-tpot", "swarm-success-rate", "swarm-traffic")
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -53,9 +53,15 @@ def test_json_and_files_say_the_same_of_a_small_swarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm("--peers", "12", *SMALL, "--json", "--output", str(tmp_path)) == 0
-    document = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
     assert document == json.loads((tmp_path / "result.json").read_text())
+    assert all(f"{figure}.csv" in printed.err for figure in FIGURES)
     (row,) = document["rows"]
+    assert not [name for name, value in row.items() if isinstance(value, list | dict)]
+    assert row["leases_refused"] == 0
+    by_kind = [value for name, value in row.items() if name.startswith("traffic_by_kind_")]
+    assert sum(by_kind) == pytest.approx(row["traffic_kbit_s"])
     assert row["completed"] == row["sessions"] > 0
     assert row["tpot_p50_ms"] > 0
     for figure in FIGURES:

@@ -1,8 +1,9 @@
 """Requests as the redundancy paper draws them: uniform lengths (its Table 2), so many in each second."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from math import floor
 from types import MappingProxyType
 
@@ -46,10 +47,15 @@ class RedundancyRequest:
     """What is set aside for its keys and values: the prompt and the longest output there is."""
 
 
+TokenCounts = tuple[int, int]
+"""Of a prompt and its output."""
+
+
 def requests(
-    workload: Workload, rate_rps: float, duration_s: float, arrivals: str, seed: int
+    workload: Workload | Sequence[TokenCounts], rate_rps: float, duration_s: float, arrivals: str, seed: int
 ) -> tuple[RedundancyRequest, ...]:
-    """In order of arrival. Lengths of the n-th request depend on the seed alone, not on the rate.
+    """In order of arrival. Lengths of the n-th request depend on the seed alone, not on the rate; recorded ones come in
+    their order from where the seed says, and round again.
 
     Raises:
         ValueError: nothing comes, or no arrivals have that name.
@@ -60,11 +66,17 @@ def requests(
         raise ValueError(f"requests need a positive rate and time, got {rate_rps:g}/s for {duration_s:g} s")
     times_s = (_bursts if arrivals == "burst" else _poisson)(rate_rps, duration_s, seed)
     lengths = random.Random(f"{seed} lengths")
-    found = []
-    for number, at_s in enumerate(times_s):
-        prompt, output = (lengths.randint(workload.least_tokens, workload.most_tokens) for _ in range(2))
-        found.append(RedundancyRequest(number, at_s, prompt, output, prompt + workload.most_tokens))
-    return tuple(found)
+    counts: Iterable[TokenCounts]
+    if isinstance(workload, Workload):
+        least, longest = workload.least_tokens, workload.most_tokens
+        counts = ((lengths.randint(least, longest), lengths.randint(least, longest)) for _ in times_s)
+    else:
+        longest = max(output for _, output in workload)
+        counts = islice(cycle(workload), lengths.randrange(len(workload)), None)
+    return tuple(
+        RedundancyRequest(number, at_s, prompt, output, prompt + longest)
+        for number, (at_s, (prompt, output)) in enumerate(zip(times_s, counts, strict=False))
+    )
 
 
 def _bursts(rate_rps: float, duration_s: float, _seed: int) -> list[float]:

@@ -23,7 +23,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
     def command(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([*arguments, "--state-dir", str(tmp_path)])
+            cli.main([*arguments, *([] if "--state-dir" in arguments else ["--state-dir", str(tmp_path)])])
         out, err = capsys.readouterr()
         return int(str(ended.value.code)), out, err
 
@@ -86,13 +86,17 @@ def test_rotating_makes_a_key_of_the_same_limits_and_the_old_one_ends_later(run:
     assert keys[old["id"]]["state"] == keys[new["id"]]["state"] == "active"
     assert document(run("keys", "revoke", old["id"], "--json"))["state"] == "revoked"
     assert run("keys", "revoke", old["id"])[:2] == (0, f"The key {old['id']} (alice) is revoked.\n")
+    for unknown in (("rotate", "nobody"), ("revoke", "' OR 1=1")):
+        code, out, err = run("keys", *unknown)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "there is no key" in err
 
 
 def test_usage_is_shown_by_day_key_and_model(run: Any, tmp_path: Path) -> None:  # noqa: ANN401
     import asyncio
 
-    assert run("usage", "--days", "7")[:2] == (0, "Nothing was used in the last 7 days.\n")
     key = id_of(make_key(tmp_path, name="alice"))
+    assert run("usage", "--days", "7")[:2] == (0, "Nothing was used in the last 7 days.\n")
     today = day_of(time.time())
     counts = {
         UsageDay(today, key, "m"): UsageCounts(1, 20, 3, 4),
@@ -117,8 +121,6 @@ def test_usage_is_shown_by_day_key_and_model(run: Any, tmp_path: Path) -> None: 
         (("keys", "create", "a", "--expires", "2020-01-01"), 2, "has passed"),
         (("keys", "create", "a", "--streams", "0"), 2, "--streams"),
         (("keys", "rotate", "a", "--overlap", "-1h"), 2, "or 90d, not '-1h'"),
-        (("keys", "rotate", "nobody"), 1, "there is no key 'nobody'"),
-        (("keys", "revoke", "' OR 1=1"), 1, "there is no key"),
         (("keys", "list", "--database", "nonsense"), 2, "--database takes"),
         (("keys", "list", "--database", "sqlite:////no/such/a.db"), 1, "cannot be used"),
         (("usage", "--days", "0"), 2, "--days"),
@@ -143,7 +145,7 @@ def test_the_database_may_stand_in_the_environment(
     assert run("keys", "create", "alice")[0] == 0
     assert (tmp_path / "other.db").exists()
     monkeypatch.delenv("MOLINK_DATABASE")
-    assert document(run("keys", "list", "--json"))["keys"] == []
+    assert "holds no gateway's state" in run("keys", "list", "--json")[2]
 
 
 def test_other_machines_are_not_served_without_keys_unless_told(run: Any) -> None:  # noqa: ANN401
@@ -153,3 +155,16 @@ def test_other_machines_are_not_served_without_keys_unless_told(run: Any) -> Non
         "molink-gateway: there are no keys, and whoever reaches 0.0.0.0 could use this gateway: make one with "
         "`molink-gateway keys create NAME`, or say --public\n"
     )
+
+
+@pytest.mark.parametrize("command", [("keys", "list"), ("keys", "revoke", "k7qz4n2mxw5a"), ("usage",)])
+def test_where_no_gateway_has_been_nothing_is_made_by_looking(
+    run: Any,  # noqa: ANN401
+    tmp_path: Path,
+    command: tuple[str, ...],
+) -> None:
+    away = tmp_path / "mistyped"
+    code, out, err = run(*command, "--state-dir", str(away))
+    assert (code, out) == (1, "")
+    assert f"{away} holds no gateway's state: check --state-dir" in err
+    assert not away.exists()

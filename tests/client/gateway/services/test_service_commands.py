@@ -97,6 +97,7 @@ MISTAKES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("status", "../../v1/models"), 1, "no such path"),
     (("key", "nobody"), 1, "no service"),
     (("delete", "nobody"), 1, "no service"),
+    (("delete", "nobody"), 1, "`molink-gateway services status` lists what there is"),
     (("status", "--gateway", "ftp://x"), 2, "--gateway takes a URL"),
     (("status", "--gateway", "http://127.0.0.1:9"), 1, "cannot be reached"),
 )
