@@ -10,6 +10,7 @@ from types import MappingProxyType
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
 from molink.dht.membership.entries import (
+    farewell_since,
     lacks_facts,
     last_words,
     living_facts,
@@ -99,9 +100,12 @@ class Membership:
         self, tags: Collection[int] = (), held: Mapping[int, int] = MappingProxyType({})
     ) -> tuple[AgedRecord, ...]:
         """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words. `held`:
-        sequences of states by tag, of which whoever asks lacks only newer ones."""
+        sequences of states by tag, of which whoever asks lacks only newer ones, and the goodbyes of who has left."""
         wanted = frozenset(tags)
         with self._lock:
+            entries, now = self._directory.entries, self._clock()
+            goodbyes = (farewell_since(entries, tag, sequence, now) for tag, sequence in held.items())
+            left = tuple(record for record in goodbyes if record is not None)
             records = tuple(
                 record
                 for record in _shared(self._directory, self._clock())
@@ -109,7 +113,7 @@ class Membership:
                 or sequence_of(self._directory.entries, record.peer_tag) > held[record.peer_tag]
             )
             if not wanted:
-                return records
+                return (*left, *records)
             living = tuple(record for record in records if record.peer_tag in wanted)
             gone = wanted - {record.peer_tag for record in living}
             last = (last_words(self._directory.entries, tag, self._clock()) for tag in sorted(gone))
