@@ -198,6 +198,14 @@ def last_words(entries: DirectoryEntries, tag: int, now: float) -> AgedRecord | 
     return AgedRecord(tag, b"", entry.last_words, 0.0, max(0.0, now - entry.heard))
 
 
+def farewell_since(entries: DirectoryEntries, tag: int, sequence: int, now: float) -> AgedRecord | None:
+    """Returns the goodbye of a peer that has left after it said the state of that sequence; None: it has said none."""
+    entry = entries.of_tag(tag)
+    if entry is None or entry.sequence <= sequence or entry.left_sequence != entry.sequence:
+        return None
+    return last_words(entries, tag, now)
+
+
 def sequence_of(entries: DirectoryEntries, tag: int) -> int:
     """The sequence of the newest state that is or was known of a peer; -1: none."""
     entry = entries.of_tag(tag)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
 from molink.dht.membership.entries import (
+    farewell_since,
     lacks_facts,
     last_words,
     living_facts,
@@ -99,22 +100,23 @@ class Membership:
         self, tags: Collection[int] = (), held: Mapping[int, int] = MappingProxyType({})
     ) -> tuple[AgedRecord, ...]:
         """Records of living peers that are not suspected; with `tags`, only theirs, and others' last words. `held`:
-        sequences of states by tag, of which whoever asks lacks only newer ones."""
+        sequences of states by tag, of which whoever asks lacks only newer ones, and the goodbyes of who has left."""
         wanted = frozenset(tags)
         with self._lock:
-            entries = self._directory.entries
+            entries, now = self._directory.entries, self._clock()
             known = (entries.of_tag(tag) for tag in wanted)
             asked = [entry for entry in known if entry is not None] if wanted else None
             living = tuple(
                 record
-                for record in _shared(self._directory, self._clock(), asked)
+                for record in _shared(self._directory, now, asked)
                 if record.peer_tag not in held
                 or sequence_of(entries, record.peer_tag) > held[record.peer_tag]
             )
             if not wanted:
-                return living
+                goodbyes = (farewell_since(entries, tag, sequence, now) for tag, sequence in held.items())
+                return (*(record for record in goodbyes if record is not None), *living)
             gone = wanted - {record.peer_tag for record in living}
-            last = (last_words(entries, tag, self._clock()) for tag in sorted(gone))
+            last = (last_words(entries, tag, now) for tag in sorted(gone))
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:

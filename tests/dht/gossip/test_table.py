@@ -21,6 +21,7 @@ from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.identity.identity import Identity
+from molink.dht.membership.announcing_core import farewell
 from molink.dht.membership.entries import DirectoryEntries
 from molink.dht.membership.held import PeerEntry
 from molink.dht.membership.membership import Membership, tag_of
@@ -105,6 +106,23 @@ def test_who_asks_for_a_few_peers_has_the_others_not_looked_at(monkeypatch: pyte
     ]  # of whom there is no state, that one is not known to live
     assert membership.facts_of("nobody") is None
     assert whole_tables == []
+
+
+def test_who_asks_for_what_is_newer_hears_who_has_left() -> None:
+    theirs = Membership(None, lambda: None, clock=lambda: 0.0)
+    ours = Membership(None, lambda: None, clock=lambda: 0.0)
+    for held in (theirs, ours):
+        for one in (ADA, BOB):
+            held.receive(sign_facts(facts_of(one), one))
+            held.receive(sign_state(state_of(one, sequence=7), one))
+    theirs.receive(sign_state(farewell(state_of(BOB, sequence=8)), BOB))
+    answer_of(theirs, lambda stream: pull(stream, ours, held=ours.digests(), timeout_s=5.0))
+    assert [view.peer_id for view in ours.snapshot()] == [ADA.peer_id]
+    # who has only lost sight of a peer says no goodbye in its name
+    again = answer_of(
+        theirs, lambda stream: pull(stream, ours, held=((tag_of(BOB.peer_id), 8),), timeout_s=5.0)
+    )
+    assert again.news == 0
 
 
 def test_what_a_pull_brings_goes_on_only_if_it_was_said_lately() -> None:

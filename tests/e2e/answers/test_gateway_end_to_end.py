@@ -305,3 +305,20 @@ async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) ->
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_unavailable")
             assert last.peer_id not in answer.text
             assert "127.0.0.1" not in answer.text
+
+
+async def test_the_goodbye_of_the_only_holder_of_a_span_is_known_within_seconds(tmp_path: Path) -> None:
+    async with ForkedSwarm() as swarm:
+        await swarm.join("stays", "--model", BUNDLED, "--layers", "0:6")
+        only = await swarm.join("only", "--model", BUNDLED, "--layers", "6:12")
+        async with (
+            ForkedLocalGateway(swarm.addresses[:1], tmp_path / "log") as gateway,
+            httpx.AsyncClient(base_url=gateway.url, timeout=STARTED_WITHIN_S) as http,
+        ):
+            asked = {"model": BUNDLED, "prompt": PROMPT, "max_tokens": 2}
+            assert (await http.post("/v1/completions", json=asked)).status_code == 200
+            await swarm.stop(only)
+            async with asyncio.timeout(GOODBYE_HEARD_S):
+                while (answer := await http.get("/readyz")).status_code == 200:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.05)
+            assert answer.json()["error"]["code"] == "not_ready"
