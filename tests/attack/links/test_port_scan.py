@@ -35,8 +35,10 @@ class Door:
 
     async def knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.knocks += 1
-        await reader.read(1)
-        writer.close()
+        try:
+            await reader.read(1)
+        finally:  # also when the loop ends meanwhile
+            writer.transport.abort()
 
 
 @asynccontextmanager

@@ -97,12 +97,14 @@ class HostileLine:
         self._carrying.add(task)
         task.add_done_callback(self._carrying.discard)
         host, _, port = self._relay.address.rpartition(":")
-        far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        left = [self._after_bytes]
+        ends = [writer]
         try:
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            ends.append(far_writer)
+            left = [self._after_bytes]
             await asyncio.gather(self._copy(reader, far_writer, left), self._copy(far_reader, writer, left))
         finally:
-            for end in (writer, far_writer):
+            for end in ends:
                 end.transport.abort()
 
     async def _copy(
