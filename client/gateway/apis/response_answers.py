@@ -36,11 +36,11 @@ class ResponseAnswer(Answer):
 
     def whole(self, generations: Sequence[Generation]) -> Json:
         (done,) = generations
-        output = (
-            [_message(new_id("msg"), done.text, [_scored(one) for one in done.logprobs])] if done.text else []
-        )
-        output += [_call_item(call) for call in done.tool_calls[: self._most_calls]]
-        return self._response(output or [_message(new_id("msg"), "", [])], done)
+        calls = [_call_item(call) for call in done.tool_calls[: self._most_calls]]
+        scored = [_scored(one) for one in done.logprobs]
+        status = "completed" if calls else _status(done)  # what is cut off is the last item
+        output = [_message(new_id("msg"), done.text, scored, status)] if done.text or not calls else []
+        return self._response(output + calls, done)
 
     async def keep(self) -> None:
         """Keeps the complete response, where that was asked for."""
@@ -73,7 +73,7 @@ class ResponseAnswer(Answer):
     def closing(self, generations: Sequence[Generation]) -> list[ServerSentEvent]:
         (done,) = generations
         made = [] if self._output or self._message else list(self._open_message())
-        made += self._close_message()
+        made += self._close_message(_status(done))
         response = self._response(self._output, done)
         return [*made, self._event(f"response.{response['status']}", response=response)]
 
@@ -107,11 +107,11 @@ class ResponseAnswer(Answer):
         yield self._event("response.output_item.added", output_index=len(self._output), item=begun)
         yield self._part_event("response.content_part.added", part=_part("", []))
 
-    def _close_message(self) -> Iterator[ServerSentEvent]:
+    def _close_message(self, status: str = "completed") -> Iterator[ServerSentEvent]:
         if self._message is None:
             return
         text = "".join(self._text)
-        message = _message(self._message["id"], text, self._logprobs)
+        message = _message(self._message["id"], text, self._logprobs, status)
         yield self._part_event("response.output_text.done", text=text, logprobs=self._logprobs)
         yield self._part_event("response.content_part.done", part=message["content"][0])
         yield self._event("response.output_item.done", output_index=len(self._output), item=message)
@@ -131,10 +131,10 @@ class ResponseAnswer(Answer):
 
     def _response(self, output: list[Json], done: Generation) -> Json:
         usage = TokenUsage.of([done])
-        is_whole = done.finish_reason == "stop"
+        status = _status(done)
         self._complete = self._head | {
-            "status": "completed" if is_whole else "incomplete",
-            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+            "status": status,
+            "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
             "output": output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
@@ -176,12 +176,16 @@ def _head(spec: ModelSpec, asked: ResponseRequest) -> Json:
     }
 
 
-def _message(message_id: str, text: str, logprobs: list[Json]) -> Json:
+def _status(done: Generation) -> str:
+    return "completed" if done.finish_reason == "stop" else "incomplete"
+
+
+def _message(message_id: str, text: str, logprobs: list[Json], status: str = "completed") -> Json:
     return {
         "id": message_id,
         "type": "message",
         "role": "assistant",
-        "status": "completed",
+        "status": status,
         "content": [_part(text, logprobs)],
     }
 

@@ -239,9 +239,7 @@ class NodeAdmin:
         first = max(1, int(told.get("sessions", 0)))
         while (sessions := int(told.get("sessions", 0))) and clock() < until_s:
             done = part * (1 - min(1.0, sessions / first))
-            await self._operations.tell(
-                operation.id, f"(1) {sessions} sessions are handed over, or end.", done
-            )
+            await self._operations.tell(operation.id, f"(1) {_handed_over(sessions)}", done)
             if (await self._operations.get(operation.id)).cancels:
                 await self._order(peer_id, "resume")
                 await self._operations.end(operation.id, OperationState.CANCELLED, "It takes sessions again.")
@@ -265,7 +263,7 @@ class NodeAdmin:
                 message = str(reason or f"It serves {told.get('model')}.")
                 break
             sessions = told.get("sessions", 0)
-            step = f"(1) {sessions} sessions are handed over, or end." if told else "(2) It loads the model."
+            step = f"(1) {_handed_over(sessions)}" if told else "(2) It loads the model."
             if step != message:
                 await self._operations.tell(operation.id, step, 0.1 if told else 0.5)
             message = step
@@ -319,3 +317,7 @@ def _unknown(peer_id: str, reason: str) -> UnknownService:
         f"No node {peer_id[:100]!r} has registered here, or takes this gateway's orders: {reason}. One that has just "
         "joined is known within some seconds: try again then."
     )
+
+
+def _handed_over(sessions: int) -> str:
+    return f"{sessions} session{' is' if sessions == 1 else 's are'} handed over, or end{'s' if sessions == 1 else ''}."

@@ -57,6 +57,12 @@ def test_an_answer_that_was_cut_off_is_incomplete(client: OpenAI, swarm: FakeSwa
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
+    assert [item.status for item in response.output if item.type == "message"] == ["incomplete"]
+    with client.responses.stream(model=MODEL, input="Speak!") as stream:
+        *_, done, _ = stream
+    assert done.type == "response.output_item.done"
+    assert done.item.type == "message"
+    assert done.item.status == "incomplete"
 
 
 def test_events_come_in_order_and_make_up_the_whole(client: OpenAI, swarm: FakeSwarm) -> None:
