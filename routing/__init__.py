@@ -101,3 +101,7 @@ __getattr__ = lazy_names(
         "snapshot": ("Snapshot",),
     },
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

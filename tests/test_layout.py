@@ -163,6 +163,8 @@ def test_the_public_names_are_there_and_are_what_they_are_called(tmp_path: Path)
         "for name in molink.__all__:\n"
         "    assert getattr(molink, name).__name__ == name, name\n"
         "assert set(molink.__all__) <= set(dir(molink))\n"
+        "import molink.routing\n"
+        "assert set(molink.routing.__all__) == set(dir(molink.routing))\n"
         "assert issubclass(molink.NoCircuit, molink.SwarmError)\n"
         "SamplingParams(max_new_tokens=1)\n"
     )
