@@ -156,7 +156,7 @@ def serve(
     except OSError as error:
         reason = error.strerror or str(error)
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            advice = "Name an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all its networks"
+            advice = "Name an address of this machine with --host, such as 127.0.0.1"
         else:
             advice = "Choose another with --port, or --port 0 for any"
         raise CommandFailed(f"cannot listen on {host}:{port}: {reason}. {advice}.") from error
