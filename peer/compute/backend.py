@@ -65,6 +65,8 @@ class SlicingEngine(StageEngine, Protocol):
         self, slice_: SliceBatch, layers: int
     ) -> tuple[tuple[PartialStep, ...], Tensor | None]: ...
 
+    def let_finish_slices(self, finish: Callable[[], bool]) -> None: ...
+
 
 @runtime_checkable
 class CompilingEngine(StageEngine, Protocol):

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -67,7 +68,8 @@ class DraftThread:
         self._thread = threading.Thread(target=self._run, args=(engine,), name="draft", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = itertools.count()
-        self._open: set[int] = set()
+        self._open: dict[int, tuple[str, weakref.ref[ToldDraft]]] = {}
+        """Sequences by their numbers, with whose they are."""
         self._asked: dict[int, _DraftWait] = {}
         self._hung: asyncio.TimerHandle | None = None
         """Goes off where no sign of life comes."""
@@ -86,18 +88,35 @@ class DraftThread:
         self._loop = None
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
-    def open(self, params: SamplingParams, seed: int) -> ToldDraft | None:
-        """A sequence whose tokens are drawn so; None: there are as many as there may be, or the draft is left out. It
-        is closed by then at the latest that nothing refers to what is returned."""
+    def open(self, client: str, params: SamplingParams, seed: int) -> ToldDraft | None:
+        """A sequence of that client's, whose tokens are drawn so; None: there are as many as there may be, or the draft
+        is left out. It is closed by then at the latest that nothing refers to what is returned, or before that where
+        another client has fewer."""
         is_away = self.times.is_left_out or self.times.is_resting
-        if self._loop is None or is_away or len(self._open) >= self._most_sequences:
+        if self._loop is None or is_away:
+            return None
+        if len(self._open) >= self._most_sequences and not self._make_way(client):
             return None
         number = next(self._numbers)
-        self._open.add(number)
         told = ToldDraft(self, number, self.times, self._window_tokens)
+        self._open[number] = client, weakref.ref(told)
         weakref.finalize(told, self.close, number).atexit = False
         self._put(lambda engine: engine.open(number, params, seed))
         return told
+
+    def _make_way(self, client: str) -> bool:
+        """Closes the latest sequence of whoever has most, unless `client` would have more than that one then."""
+        sequences = self._open.copy()
+        counts = Counter(owner for owner, _ in sequences.values())
+        most = max(counts, key=counts.__getitem__, default=client)
+        if counts[most] < counts[client] + 2:
+            return False
+        number = max(number for number, (owner, _) in sequences.items() if owner == most)
+        if (told := sequences[number][1]()) is None:  # whoever had it has let go of it just now
+            self.close(number)
+        else:
+            told.close()
+        return True
 
     def rest(self, device: str) -> None:
         """Its memory on that device is free before long, until `wake`. Again has no effect."""
@@ -145,8 +164,7 @@ class DraftThread:
 
     def close(self, number: int) -> None:
         """As `Drafts.close`. From any thread: whoever lets go of the sequence last."""
-        if number in self._open:
-            self._open.discard(number)
+        if self._open.pop(number, None) is not None:
             self._orders.put(lambda engine: engine.close(number))
 
     def _be_late(self, number: int) -> None:

@@ -296,7 +296,7 @@ class HeadGuesses:
     def _draft_of(self, session: ServedSession) -> DraftModel | ToldDraft | None:
         """The draft that guesses for the session; None: there is none, or for so many others that there is no room."""
         if isinstance(self.draft, DraftThread):
-            return self.draft.open(session.plan.params, session.plan.seed)
+            return self.draft.open(session.owner.peer_id, session.plan.params, session.plan.seed)
         return None if len(self._drafted) >= DRAFTED_SESSIONS else self.draft
 
 

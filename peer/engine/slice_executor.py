@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from molink.peer.compute.backend import SlicingEngine
+from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import (
     StepFailure,
@@ -45,6 +45,15 @@ class SliceOutput:
     """Whether it is the time of what was to be computed: nobody was left out, or failed, and no prompt was scored."""
 
 
+def slice_executor_of(engine: StageEngine) -> "SliceExecutor | None":
+    """The executor of an engine's slices; None where it computes none."""
+    if not isinstance(engine, SlicingEngine):
+        return None
+    executor = SliceExecutor(engine)
+    engine.let_finish_slices(executor.finish)
+    return executor
+
+
 class SliceExecutor:
     """Executes slices, and owns the tokens between layers. On the engine's thread."""
 
@@ -52,22 +61,42 @@ class SliceExecutor:
         self._engine = engine
         self._under_way: partial_step.SliceBatch | None = None
         """Tokens between layers."""
+        self._finished: _Finished | None = None
+        """What came of tokens that were taken through all layers before they were asked for."""
         self._computed_s = 0.0
         """Of slices since a part was through."""
 
     def drop(self) -> None:
         """Nobody needs the tokens between layers any more. Called while nothing is computed."""
-        self._under_way = None
+        self._under_way = self._finished = None
+
+    def finish(self) -> bool:
+        """Takes the tokens between layers through all of them now, for `compute` to give what came of them when it is
+        asked to go on; whether there were some. For an engine whose KV cache is full of them."""
+        one, self._under_way = self._under_way, None
+        if one is None:
+            return False
+        started_s = time.perf_counter()
+        finished = _Finished([], [])
+        for place, step in enumerate(one.steps):  # one by one: who has ended by then is left out
+            if not step.row.cache.closed:
+                layers = step.span.stop - one.layer
+                finished.ways.extend(_advance(self._engine, one.of([place]), layers, finished.failed))
+        self._finished = finished
+        self._computed_s += time.perf_counter() - started_s
+        return True
 
     def compute(self, slice_: StepSlice) -> SliceOutput:
         """Computes the slice."""
         started_s = time.perf_counter()
         failures: list[StepFailure] = []
+        finished, self._finished = self._finished, None
         one = self._gathered(slice_, failures) if slice_.begins else self._going_on(slice_)
         self._under_way = None
-        done, result = (
-            self._advanced(slice_, one, slice_.size.layers, failures) if one is not None else ((), None)
-        )
+        if one is not None:
+            finished = _Finished([], [])
+            finished.ways.extend(_advance(self._engine, one, slice_.size.layers, finished.failed))
+        done, result = self._through(slice_, finished, failures) if finished is not None else ((), None)
         whole = StepOutput((), None, (), (), started_s, 0.0, None)
         if done and result is not None:
             whole = drawn(self._engine, done, result, started_s)
@@ -148,15 +177,13 @@ class SliceExecutor:
         kept = [place for place, step in enumerate(one.steps) if step in live]
         return one.of(kept) if kept else None
 
-    def _advanced(
-        self, slice_: StepSlice, batch: partial_step.SliceBatch, layers: int, failures: list[StepFailure]
+    def _through(
+        self, slice_: StepSlice, finished: "_Finished", failures: list[StepFailure]
     ) -> tuple[tuple[StepInput, ...], Tensor | None]:
-        """Takes the piece through the layers, without those that fail. Returns the parts that are through, and what
-        the engine gave for them."""
+        """Keeps what is between layers. Returns the parts that are through, and what the engine gave for them."""
         parts = {step: part for part in slice_.parts if (step := part.payload.partial) is not None}
-        failed: list[tuple[PartialStep, Exception]] = []
-        ways = _advance(self._engine, batch, layers, failed)
-        failures += (StepFailure(parts[step], error) for step, error in failed)
+        failures += (StepFailure(parts[step], error) for step, error in finished.failed if step in parts)
+        ways = [way for way in finished.ways if parts.keys() >= set(way[0].steps)]
         going_on = [one for one, _, _ in ways if one.layer < one.steps[0].span.stop]
         self._under_way = join_slice_batches(going_on) if going_on else None
         results = [result for _, _, result in ways if result is not None]
@@ -166,6 +193,14 @@ class SliceExecutor:
 
 _Advanced = tuple[partial_step.SliceBatch, tuple[PartialStep, ...], Tensor | None]
 """A piece that was advanced, and as `SlicingEngine.advance_slice` returns it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Finished:
+    """What came of tokens that were taken through layers."""
+
+    ways: list[_Advanced]
+    failed: list[tuple[PartialStep, Exception]]
 
 
 def _advance(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from molink.dht.refusals import RefusalLog
-from molink.peer.compute.backend import SlicingEngine, StageEngine
+from molink.peer.compute.backend import StageEngine
 from molink.peer.engine import arrivals
 from molink.peer.engine.arrivals import step_token
 from molink.peer.engine.engine_thread import EngineThread
@@ -19,7 +19,7 @@ from molink.peer.engine.guessing import SessionGuessing, check_hints
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
 from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
-from molink.peer.engine.slice_executor import SliceExecutor, SliceOutput, StepSlice
+from molink.peer.engine.slice_executor import SliceOutput, StepSlice, slice_executor_of
 from molink.peer.engine.steps import (
     StepFailure,
     StepFrame,
@@ -67,7 +67,7 @@ class Stepper:
         self._sessions = sessions
         self._links = links
         self._watch = watch
-        self._slices = SliceExecutor(engine) if isinstance(engine, SlicingEngine) else None
+        self._slices = slice_executor_of(engine)
         self._sender = FrameSender(engine.spec, links, metrics)
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)

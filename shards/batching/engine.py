@@ -1,6 +1,6 @@
 """Steps of ragged batches over whatever layers are held. Owns the device, and is used from one thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -143,6 +143,11 @@ class Engine:
         fit, the limit is kept as soon as that is through."""
         self._device.enter()
         return self._growing.limit(limit_bytes)
+
+    def let_finish_slices(self, finish: Callable[[], bool]) -> None:
+        """`finish` takes the tokens that are between layers through all of them, and says whether there were some. It
+        is called, on this thread, where nobody else can make room."""
+        self._growing.finish_slices = finish
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
         """What the cache holds beyond so many tokens will be computed again. Where layers keep states, which do not go

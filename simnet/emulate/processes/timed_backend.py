@@ -147,6 +147,9 @@ class TimedEngine:
             return through, self._logits(ends)
         return through, self._noise[: sum(step.row.count for step in through)]
 
+    def let_finish_slices(self, finish: Callable[[], bool]) -> None:
+        """Nobody needs to: sessions have reserved what they take."""
+
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What `step` gives is there already."""
         return list(tensors)

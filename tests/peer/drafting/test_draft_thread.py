@@ -77,7 +77,7 @@ def thread_of(engine: Any, late_s: float = 20.0) -> DraftThread:  # noqa: ANN401
 
 
 def opened(thread: DraftThread, tokens: int = 5) -> ToldDraft:
-    told = thread.open(SamplingParams(), 0)
+    told = thread.open("client", SamplingParams(), 0)
     assert told is not None
     told.begin_with(range(tokens))
     return told
@@ -116,13 +116,30 @@ async def test_there_are_so_many_sequences_and_what_nobody_refers_to_makes_room(
     engine = StubEngine()
     async with thread_of(engine) as thread:
         drafts = [opened(thread) for _ in range(SEQUENCES)]
-        assert thread.open(SamplingParams(), 0) is None
+        assert thread.open("client", SamplingParams(), 0) is None
         drafts.pop()
         further = opened(thread)
         further.close()
         further.close()
         await until(lambda: engine.open_ones == {told.number for told in drafts})
         assert thread.cache_bytes == 30
+
+
+@asynchronous
+async def test_a_client_with_fewer_sequences_gets_the_latest_of_whoever_has_most() -> None:
+    engine, answered = StubEngine(), list[int]()
+    async with thread_of(engine) as thread:
+        drafts = [opened(thread) for _ in range(SEQUENCES)]
+        other = thread.open("another client", SamplingParams(), 0)
+        assert other is not None
+        assert [told.is_closed for told in drafts] == [False] * (SEQUENCES - 1) + [True]
+        for client in ("client", "another client"):
+            assert thread.open(client, SamplingParams(), 0) is None, "nobody would have fewer than before"
+        await until(lambda: engine.open_ones == {told.number for told in (*drafts[:-1], other)})
+        other.begin_with(range(7))
+        other.ask(1, counted(answered, 1))
+        await until(lambda: answered == [1])
+        assert told_tokens(other) == [7]
 
 
 @asynchronous
@@ -168,7 +185,7 @@ async def test_who_waits_when_the_thread_ends_is_answered() -> None:
         told.ask(1, counted(answered, 1))
         threading.Timer(0.1, engine.gate.set).start()
     assert answered == [1]
-    assert thread.open(SamplingParams(), 0) is None
+    assert thread.open("client", SamplingParams(), 0) is None
 
 
 @asynchronous
@@ -198,7 +215,7 @@ async def test_whatever_is_said_while_it_wakes_it_rests_if_that_was_said_last() 
     async with thread_of(engine) as thread:
         opened(thread)
         thread.rest("cpu")
-        assert thread.open(SamplingParams(), 0) is None
+        assert thread.open("client", SamplingParams(), 0) is None
         thread.wake()
         thread.rest("cpu")
         for _ in range(2):

@@ -7,17 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 from support.links.data_plane import DEADLINE_S, asynchronous, describe, soon, until
-from support.models.tiny_models import greedy_references, make_tiny_model
+from support.models.tiny_models import VOCABULARY, greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, model, opened, served
 
+from molink.dht.records.records import LayerLatency
+from molink.peer.engine.slice_executor import SliceExecutor
 from molink.peer.models.model import LocalModel
+from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.batching.engine import Engine
 from molink.shards.kv.prefix import block_names
 
 __all__ = ["model"]
 
+SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, slice_latencies=(SliceLatency(16, 1e3, 1e3),))
+"""Slices are the smallest there are: 16 tokens through a layer."""
 SESSIONS = 16
 NEW_TOKENS = 24
 KEY = b"client"
@@ -111,6 +117,30 @@ async def run_all(
             engine.pool.forget(peer.spec.whole)
             engine.pool.forget(engine.held[0])
             assert engine.pool.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("cuts", "tokens"),
+    [((), (90, 162)), pytest.param((3,), (20, 60, 61, 162), marks=pytest.mark.full)],
+)
+@asynchronous
+async def test_who_decodes_gets_room_from_prompts_that_are_between_layers(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...], tokens: tuple[int, ...]
+) -> None:
+    finish, answers = SliceExecutor.finish, []
+
+    def watched(executor: SliceExecutor) -> bool:
+        answers.append(there := finish(executor))
+        return there
+
+    monkeypatch.setattr(SliceExecutor, "finish", watched)
+    prompts = [[(7 * at + length) % VOCABULARY for at in range(length)] for length in tokens]
+    cut = equal_chunks(95)
+    async with served_circuit(
+        model, cuts, kv_tokens=260, swap_bytes=1 << 23, cut=cut, profile=SLOW
+    ) as circuit:
+        assert await circuit.generate(prompts, 60) == greedy_references(model.folder, prompts, 60)
+    assert any(answers), "there was no room but theirs"
 
 
 @asynchronous
