@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -95,28 +95,19 @@ class DraftThread:
         is_away = self.times.is_left_out or self.times.is_resting
         if self._loop is None or is_away:
             return None
-        if len(self._open) >= self._most_sequences and not self._make_way(client):
-            return None
+        if len(self._open) >= self._most_sequences:
+            sequences = self._open.copy()
+            if (spared := _spared_for(client, sequences)) is None:
+                return None
+            if (other := sequences[spared][1]()) is not None:
+                other.is_closed = True
+            self.close(spared)
         number = next(self._numbers)
         told = ToldDraft(self, number, self.times, self._window_tokens)
         self._open[number] = client, weakref.ref(told)
         weakref.finalize(told, self.close, number).atexit = False
         self._put(lambda engine: engine.open(number, params, seed))
         return told
-
-    def _make_way(self, client: str) -> bool:
-        """Closes the latest sequence of whoever has most, unless `client` would have more than that one then."""
-        sequences = self._open.copy()
-        counts = Counter(owner for owner, _ in sequences.values())
-        most = max(counts, key=counts.__getitem__, default=client)
-        if counts[most] < counts[client] + 2:
-            return False
-        number = max(number for number, (owner, _) in sequences.items() if owner == most)
-        if (told := sequences[number][1]()) is None:  # whoever had it has let go of it just now
-            self.close(number)
-        else:
-            told.close()
-        return True
 
     def rest(self, device: str) -> None:
         """Its memory on that device is free before long, until `wake`. Again has no effect."""
@@ -258,6 +249,15 @@ def _do_orders(orders: "queue.SimpleQueue[Order | None]", engine: DraftEngine) -
             return False
         order(engine)
         blocks = False
+
+
+def _spared_for(client: str, sequences: Mapping[int, tuple[str, object]]) -> int | None:
+    """The latest sequence of whoever has most; None where `client` would have more than that one without it."""
+    counts = Counter(owner for owner, _ in sequences.values())
+    most = max(counts, key=counts.__getitem__, default=client)
+    if counts[most] < counts[client] + 2:
+        return None
+    return max(number for number, (owner, _) in sequences.items() if owner == most)
 
 
 def _record(times: DraftTimes, asked: _DraftWait) -> None:
