@@ -61,9 +61,9 @@ build/triton/.installed-$(TRITON): $(VENV)/.installed
 test-triton: setup build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'triton and not full'
 
-# Each test has a quarter of an hour, which a machine that does other work as well keeps: a test that is late ends the run.
+# About an hour on two cores.
 test-full: check build/triton/.installed-$(TRITON)
-	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos' --hypothesis-profile=full --timeout=900
+	@$(BIN)/python tests/parts --full
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:

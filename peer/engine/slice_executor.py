@@ -61,6 +61,8 @@ class SliceExecutor:
         self._engine = engine
         self._under_way: partial_step.SliceBatch | None = None
         """Tokens between layers."""
+        self._parts: tuple[StepInput, ...] = ()
+        """Of the slice that was computed last: whose these tokens are."""
         self._finished: _Finished | None = None
         """What came of tokens that were taken through all layers before they were asked for."""
         self._computed_s = 0.0
@@ -69,6 +71,7 @@ class SliceExecutor:
     def drop(self) -> None:
         """Nobody needs the tokens between layers any more. Called while nothing is computed."""
         self._under_way = self._finished = None
+        self._parts = ()
 
     def finish(self) -> bool:
         """Takes the tokens between layers through all of them now, for `compute` to give what came of them when it is
@@ -78,8 +81,11 @@ class SliceExecutor:
             return False
         started_s = time.perf_counter()
         finished = _Finished([], [])
+        sessions = {part.payload.partial: part.session for part in self._parts}
         for place, step in enumerate(one.steps):  # one by one: who has ended by then is left out
-            if not step.row.cache.closed:
+            if (
+                not sessions[step].ended and not step.row.cache.closed
+            ):  # a cache may have gone to the next epoch
                 layers = step.span.stop - one.layer
                 finished.ways.extend(_advance(self._engine, one.of([place]), layers, finished.failed))
         self._finished = finished
@@ -92,7 +98,7 @@ class SliceExecutor:
         failures: list[StepFailure] = []
         finished, self._finished = self._finished, None
         one = self._gathered(slice_, failures) if slice_.begins else self._going_on(slice_)
-        self._under_way = None
+        self._under_way, self._parts = None, slice_.parts
         if one is not None:
             finished = _Finished([], [])
             finished.ways.extend(_advance(self._engine, one, slice_.size.layers, finished.failed))

@@ -1,4 +1,5 @@
-"""The parts of `make test`, each a process: `python tests/parts [NAME ...]`, by default all.
+"""The parts of `make test`, each a process: `python tests/parts [NAME ...]`, by default all; with `--full` first, those
+of `make test-full`.
 
 All run at once on two cores: real peers wait for longer than they compute, and others compute meanwhile. The system
 shares the cores by niceness: first real peers and those that are attacked, then discovery, which waits for sockets for
@@ -16,7 +17,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -26,7 +27,8 @@ from tempfile import mkdtemp
 import pytest
 
 ROOT = Path(__file__).parents[2]
-USUAL = "not full and not attack and not fuzz and not chaos and not triton"
+FULL = "not fuzz and not attack and not chaos"
+USUAL = f"{FULL} and not full and not triton"
 PEERS = ("tests/e2e",)
 ATTACKED = ("tests/attack", "tests/dht/node", "tests/simnet/emulate")
 SHARDS = ("tests/shards",)
@@ -50,15 +52,18 @@ class Part:
     paths: tuple[str, ...] = ()
     """None: all."""
     left_out: tuple[str, ...] = ()
-    marked: str = "not e2e"
+    marked: str = f"not e2e and {USUAL}"
     niceness: int = 5
+    options: tuple[str, ...] = ()
+    """What else pytest is told."""
 
     @property
     def arguments(self) -> list[str]:
         """What pytest is told."""
         return [
             "-m",
-            f"{self.marked} and {USUAL}",
+            self.marked,
+            *self.options,
             *self.paths,
             *(f"--ignore={one}" for one in self.left_out),
         ]
@@ -69,14 +74,20 @@ CHECK = "check"
 LEFTOVER_NICENESS = 10
 DECIDED = Part(DECISIONS, COMPUTED, niceness=LEFTOVER_NICENESS)
 PARTS = {
-    "e2e": Part(PEERS, marked="e2e", niceness=0),
-    "attacks": Part(ATTACKED, marked="e2e", niceness=0),
+    "e2e": Part(PEERS, marked=f"e2e and {USUAL}", niceness=0),
+    "attacks": Part(ATTACKED, marked=f"e2e and {USUAL}", niceness=0),
     "discovery": Part(DISCOVERY, niceness=2),
     "units": Part(left_out=(*PEERS, *SHARDS, *ENGINES, *DECISIONS, *DISCOVERY)),
     "engines": Part(ENGINES),
     "shards": Part(SHARDS),
 }
 """`units` is whatever the other parts leave."""
+PATIENT = ("--hypothesis-profile=full", "--timeout=900")
+FULL_PARTS = {
+    "others": Part(left_out=SHARDS, marked=FULL, niceness=0, options=PATIENT),
+    "shards": Part(SHARDS, marked=FULL, options=PATIENT),
+}
+"""Two that last about as long. Each test has a quarter of an hour: one that is late ends its part."""
 PRINTER = 'tee "$1" | sed -u "s/^/$2 | /"'
 TOLD_LINES = 40
 FAILURE = re.compile(r"^(FAILED|ERROR|E  ) .*", re.MULTILINE)
@@ -170,13 +181,13 @@ def argv(part: Part) -> list[str]:
     return [sys.executable, "-m", "pytest", *part.arguments]
 
 
-def run(parts: Parts, chosen: Sequence[str]) -> None:
+def run(parts: Parts, chosen: Sequence[str], known: Mapping[str, Part]) -> None:
     if CHECK in chosen:
         parts.start(CHECK, LEFTOVER_NICENESS, ["make", "--no-print-directory", "IS_SET_UP=yes", "check"])
     if "decisions" in chosen:
         parts.start("decisions", LEFTOVER_NICENESS, argv(DECIDED))
     forks = sys.platform == "linux" and len(chosen) > 1 and load()
-    for name, part in PARTS.items():
+    for name, part in known.items():
         if name not in chosen:
             continue
         if forks:
@@ -194,9 +205,13 @@ def main(names: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder, owner = Path(mkdtemp()), os.getpid()
     parts = Parts(folder)
+    is_full = bool(names) and names[0] == "--full"
     try:
         try:
-            run(parts, names or (CHECK, "decisions", *PARTS))
+            if is_full:
+                run(parts, names[1:] or tuple(FULL_PARTS), FULL_PARTS)
+            else:
+                run(parts, names or (CHECK, "decisions", *PARTS), PARTS)
         finally:
             parts.close()
         for name in parts.failed:

@@ -12,9 +12,14 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, model, opened, served
 
 from molink.dht.records.records import LayerLatency
+from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.slice_executor import SliceExecutor
+from molink.peer.engine.steps import StepInput, StepPayload, compute
+from molink.peer.hop.layered_prefill import PrefillSlice
+from molink.peer.hop.session import HopStep
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
+from molink.peer.scheduling.prefill_slices import SliceSize
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.batching.engine import Engine
@@ -141,6 +146,44 @@ async def test_who_decodes_gets_room_from_prompts_that_are_between_layers(
     ) as circuit:
         assert await circuit.generate(prompts, 60) == greedy_references(model.folder, prompts, 60)
     assert any(answers), "there was no room but theirs"
+
+
+@asynchronous
+async def test_tokens_between_layers_of_an_epoch_that_is_over_leave_the_next_ones_cache_alone(
+    model: LocalModel,
+) -> None:
+    prompts = [[(7 * at + length) % VOCABULARY for at in range(length)] for length in (40, 50)]
+    (expected,) = greedy_references(model.folder, prompts[1:], 2)
+    async with served(model, kv_tokens=260, swap_bytes=1 << 23) as peer:
+        engine = engine_of(peer)
+        executor = SliceExecutor(engine)
+        asked = describe([peer.hop(peer.spec.whole)], spec=peer.spec)
+        asked.prompt_tokens, asked.capacity_tokens = 60, 96
+        assert (await peer.reserve(asked)).HasField("reserved")
+        assert (await peer.ready(asked)).readiness.ready
+        before = peer.serving.sessions.get(asked.session, asked.epoch)
+        assert before is not None
+        after = ServedSession(before.plan, 0, before.owner)
+        after.cache = before.cache
+        part = step_of(before, 0, 0, prompts[0])
+        through = PrefillSlice((part,), (), SliceSize((40,), 3), 6, begins=True)
+        assert executor.compute(through).layers_left == 3
+        before.ended = True
+        first = compute(engine, (step_of(after, 0, 0, prompts[1]),)).sampled[0][0].token_id
+        assert executor.finish()
+        assert after.cache is not None
+        assert after.cache.length == 50
+        second = compute(engine, (step_of(after, 1, 50, [first]),)).sampled[0][0].token_id
+        assert [first, second] == expected
+
+
+def step_of(session: ServedSession, step: int, position: int, token_ids: list[int]) -> StepInput:
+    payload = StepPayload(tuple(token_ids))
+    count = len(token_ids)
+    return HopStep(
+        session, step, session.span, count, 0.0, count > 1, draws=1, payload=payload, position=position,
+        left_tokens=count,
+    )  # fmt: skip
 
 
 @asynchronous
