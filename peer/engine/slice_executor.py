@@ -62,7 +62,7 @@ class SliceExecutor:
         self._under_way: partial_step.SliceBatch | None = None
         """Tokens between layers."""
         self._parts: tuple[StepInput, ...] = ()
-        """Of the slice that was computed last: whose these tokens are."""
+        """Whose these tokens are, and others of their slice."""
         self._finished: _Finished | None = None
         """What came of tokens that were taken through all layers before they were asked for."""
         self._computed_s = 0.0
@@ -70,8 +70,7 @@ class SliceExecutor:
 
     def drop(self) -> None:
         """Nobody needs the tokens between layers any more. Called while nothing is computed."""
-        self._under_way = self._finished = None
-        self._parts = ()
+        self._under_way, self._parts, self._finished = None, (), None
 
     def finish(self) -> bool:
         """Takes the tokens between layers through all of them now, for `compute` to give what came of them when it is
@@ -83,9 +82,8 @@ class SliceExecutor:
         finished = _Finished([], [])
         sessions = {part.payload.partial: part.session for part in self._parts}
         for place, step in enumerate(one.steps):  # one by one: who has ended by then is left out
-            if (
-                not sessions[step].ended and not step.row.cache.closed
-            ):  # a cache may have gone to the next epoch
+            # where its epoch is over, its cache may be the next one's
+            if not sessions[step].ended and not step.row.cache.closed:
                 layers = step.span.stop - one.layer
                 finished.ways.extend(_advance(self._engine, one.of([place]), layers, finished.failed))
         self._finished = finished
@@ -98,7 +96,7 @@ class SliceExecutor:
         failures: list[StepFailure] = []
         finished, self._finished = self._finished, None
         one = self._gathered(slice_, failures) if slice_.begins else self._going_on(slice_)
-        self._under_way, self._parts = None, slice_.parts
+        self._under_way = None
         if one is not None:
             finished = _Finished([], [])
             finished.ways.extend(_advance(self._engine, one, slice_.size.layers, finished.failed))
@@ -191,7 +189,9 @@ class SliceExecutor:
         failures += (StepFailure(parts[step], error) for step, error in finished.failed if step in parts)
         ways = [way for way in finished.ways if parts.keys() >= set(way[0].steps)]
         going_on = [one for one, _, _ in ways if one.layer < one.steps[0].span.stop]
-        self._under_way = join_slice_batches(going_on) if going_on else None
+        self._under_way, self._parts = (
+            (join_slice_batches(going_on), slice_.parts) if going_on else (None, ())
+        )
         results = [result for _, _, result in ways if result is not None]
         result = results[0] if len(results) == 1 else torch.cat(results) if results else None
         return tuple(parts[step] for _, through, _ in ways for step in through), result
