@@ -333,7 +333,7 @@ class Gossip:
         except ValueError:
             return True
         if frame[:1] == IWANT:
-            for record in self._lazy_push.receive_iwant(names):
+            for record in self._lazy_push.receive_iwant(link.stream.peer_id, names):
                 link.enqueue(record)
         elif ask := self._lazy_push.receive_ihave(link.stream.peer_id, names, trio.current_time()):
             link.enqueue(IWANT + b"".join(ask))

@@ -19,6 +19,8 @@ MAX_RECORD_IDS = 128
 _MAX_RECORDS = 4096
 _MAX_SEEN = 65_536
 _MAX_WAITING = 4096
+_MAX_OFFERED = 2048
+"""Ids announced on a link that may be asked for there. A neighbour remembers fewer (`iwants.MOST_ANNOUNCED`)."""
 MAX_GONE = 32
 """Latest words of leaving and accusations, which are announced to each new link: no table holds them, and who changes
 links would miss what had been announced on the new one before, and was yet to be on the old."""
@@ -49,16 +51,20 @@ class LazyPush:
         self._iwants = OutstandingIwants()
         self._waiting: dict[str, dict[bytes, bool]] = {}
         """By link, the ids to be announced there next, and whether they are urgent."""
+        self._offered: dict[str, OrderedDict[bytes, None]] = {}
+        """By link, the ids that were announced there and not asked for."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
 
     def open_link(self, link: str) -> None:
         """Begins with a link to that peer."""
         self._waiting[link] = dict.fromkeys(self._gone, True)
+        self._offered[link] = OrderedDict()
         self._iwants.open_link(link)
 
     def close_link(self, link: str) -> None:
         """Ends with a link: what its peer was asked for others are asked for next, or it is forgotten."""
         self._waiting.pop(link, None)
+        self._offered.pop(link, None)
         self._iwants.close_link(link)
 
     def record_seen(self, record: bytes, source: str | None) -> None:
@@ -93,6 +99,7 @@ class LazyPush:
         names = [name for name, is_urgent in waiting.items() if is_urgent or not urgent]
         for name in names:
             del waiting[name]
+            _remember(self._offered[link], name, None, _MAX_OFFERED)
         for at in range(0, len(names), MAX_RECORD_IDS):
             yield tuple(names[at : at + MAX_RECORD_IDS])
 
@@ -101,11 +108,15 @@ class LazyPush:
         told = tuple(names)
         for name in told:
             self._waiting.get(link, {}).pop(name, False)  # it has that
+            self._offered.get(link, {}).pop(name, None)
         return self._iwants.announced(link, (name for name in told if name not in self._seen), now)
 
-    def receive_iwant(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
-        """A neighbour asks for records (IWANT). Returns those that are still here."""
-        return tuple(self._records[name] for name in names if name in self._records)
+    def receive_iwant(self, link: str, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """A neighbour asks for records (IWANT). Returns those that are still here. What was announced on its link is
+        sent once, and nothing else: ids are small, and records are not."""
+        offered = self._offered.get(link, OrderedDict())
+        asked = [name for name in names if offered.pop(name, name) is None]
+        return tuple(self._records[name] for name in asked if name in self._records)
 
     def retry_iwants(self, now: float) -> dict[str, list[bytes]]:
         """Retries what neighbours have not sent in time, by whom to ask instead, and asks for what had to wait. What

@@ -37,7 +37,8 @@ class LocalNeighbours:
         self._ranges = own_ranges(addresses) - {AddressRange.PUBLIC}
         self._known: dict[str, NearbyPeer] = {}
         """By the name of the service."""
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """By that name; what is answered for an older state of it is not heard."""
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
 
@@ -54,9 +55,10 @@ class LocalNeighbours:
     ) -> None:
         if self._browser is not None:
             await self._browser.async_cancel()
-        for task in self._asking:
+        asking = tuple(self._asking.values())
+        for task in asking:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*asking, return_exceptions=True)
         if self._zeroconf is not None:
             await close_zeroconf(self._zeroconf)
 
@@ -69,15 +71,27 @@ class LocalNeighbours:
 
         if state_change is ServiceStateChange.Removed:
             self._known.pop(name, None)
+            self._ask_no_more(name)
         elif peer_id_named(name) is None:
             return
-        elif len(self._asking) < MOST_ASKED and (name in self._known or len(self._known) < MOST_NEIGHBOURS):
-            task = asyncio.create_task(self._ask(name), name="ask a local peer")
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+        elif (name in self._asking or len(self._asking) < MOST_ASKED) and self._has_room(name):
+            self._ask_no_more(name)
+            self._asking[name] = task = asyncio.create_task(self._ask(name), name="ask a local peer")
+            task.add_done_callback(lambda ended: self._asked(name, ended))
+
+    def _has_room(self, name: str) -> bool:
+        return name in self._known or len(self._known) < MOST_NEIGHBOURS
+
+    def _ask_no_more(self, name: str) -> None:
+        if (task := self._asking.pop(name, None)) is not None:
+            task.cancel()
+
+    def _asked(self, name: str, ended: "asyncio.Task[None]") -> None:
+        if self._asking.get(name) is ended:
+            del self._asking[name]
 
     async def _ask(self, name: str) -> None:
         assert self._zeroconf is not None  # noqa: S101 - its browser has called
         peer = await ask_local_peer(self._zeroconf, name, self._ranges, WITHIN_S)
-        if peer is not None:
+        if peer is not None and self._has_room(name):
             self._known[name] = peer

@@ -120,10 +120,18 @@ class Announcer:
 
     async def claim(self, claim: Claim) -> None:
         """Tells others what this peer is going to load and to drop, until something else is claimed; of nothing they
-        hear when they next hear of it. The lease book knows nothing of it."""
+        hear when they next hear of it. The lease book knows nothing of it.
+
+        Raises:
+            TimeoutError: the network is too busy for others to hear what is going to be dropped. What is only going to
+                be loaded they hear later then.
+            ThreadStoppedError: it has stopped.
+        """
         before, self._claim = self._claim, claim
-        if claim != Claim():
+        if claim.drop:
             await self.announce(facts_too=True)
+        elif claim != Claim():
+            await self.announce_or_later(facts_too=True)
         elif before != claim:
             self._changed.set()
 

@@ -24,7 +24,7 @@ from molink.peer.wire.link.second_way import resume_over
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.peer.wire.reach.packets import RelayError
-from molink.peer.wire.reach.punching import ObservedPort, attempt_after, observe_port, punch
+from molink.peer.wire.reach.punching import ATTEMPTS, ObservedPort, attempt_after, observe_port, punch
 from molink.peer.wire.reach.relay_client import RelayUser, endpoint
 from molink.peer.wire.reach.ways import Punched
 
@@ -141,7 +141,8 @@ class HolePuncher:
             raise
 
     async def _keep_trying(self, link: Link, facts: PeerFacts) -> None:
-        """Until the link is not relayed any more, or both ends are hard."""
+        """Until the link is not relayed any more; where both ends are hard, seldom: either may come to another
+        network."""
         clock = asyncio.get_running_loop().time
         began_s, number = clock(), 0
         while link.closed_because is None:
@@ -151,13 +152,13 @@ class HolePuncher:
                 return
             try:
                 if not await self._try(link, facts, attempt.shift_s):
-                    return
+                    number = max(number, len(ATTEMPTS) - 1)
             except (OSError, TimeoutError, ProtocolError) as error:  # or the other end says a false address
                 _log.debug("punching to %s failed: %s", link.peer_id, error)
             number += 1
 
     async def _try(self, link: Link, facts: PeerFacts, shift_s: float) -> bool:
-        """One attempt. False: none will ever succeed."""
+        """One attempt. False: none will succeed, as both ends are."""
         mine = await self._observed(link.peer_id)
         try:
             asked = pb.Request(punch=pb.Punch(address=mine.address, hard=mine.hard))

@@ -77,22 +77,25 @@ class RelayedGuests:
             if (why_not := self._limiter.follow(invitation, now_s)) is not None:
                 _log.debug("an invitation of %s by %s: %s", asker, relay.peer_id, why_not)
                 return
-            task = asyncio.create_task(self._come(where, asker, invite.token), name=f"come to {asker}")
+            coming = self._come(where, asker, invite.token, seen=not invite.direct)
+            task = asyncio.create_task(coming, name=f"come to {asker}")
             self._coming.add(task)
             task.add_done_callback(self._coming.discard)
             task.add_done_callback(lambda _: self._limiter.end(invitation))
 
-    async def _come(self, relay: RelayAt, asker: str, token: bytes) -> None:
-        """Dials the relay, and serves who asked over that connection."""
+    async def _come(self, relay: RelayAt, asker: str, token: bytes, *, seen: bool) -> None:
+        """Dials the relay, and serves who asked over that connection. `seen`: the relay says where it sees the asker,
+        which the asker's own relay cannot."""
         session: RelaySession | None = None
         try:
             session = await open_session(relay, self._user, JoinRequest(token))
             self.record_proof(relay)
             joined = await session.joined()
-            self._hosts[asker] = joined.host
-            self._hosts.move_to_end(asker)
-            if len(self._hosts) > MOST_HOSTS:
-                self._hosts.popitem(last=False)
+            if seen:
+                self._hosts[asker] = joined.host
+                self._hosts.move_to_end(asker)
+                if len(self._hosts) > MOST_HOSTS:
+                    self._hosts.popitem(last=False)
             splice = await splice_to_port(self._splices, session.connection, self._grpc_at)
             self._served[asker] = self._served.get(asker, 0) + 1
             splice.gone.add_done_callback(lambda _: self._ended(asker))

@@ -39,7 +39,7 @@ class Net:
             for to in self.links[at]:
                 for names in peer.take_ihaves(str(to)):
                     asked = self.peers[to].receive_ihave(str(at), names, 0.0)
-                    for record in peer.receive_iwant(asked):
+                    for record in peer.receive_iwant(str(to), asked):
                         self._arrive(to, at, record)
 
     def _arrive(self, to: int, source: int, record: bytes) -> None:
@@ -103,9 +103,29 @@ def test_a_neighbour_that_offers_without_end_is_asked_for_a_bounded_number() -> 
 
 def test_nothing_is_handed_out_that_was_not_taken_in() -> None:
     peer = LazyPush()
+    peer.open_link("neighbour")
     peer.record_seen(b"false", "source")
     peer.forward(b"true", None, push=False)
-    assert peer.receive_iwant([record_id(b"false"), record_id(b"true"), b"whatever"]) == (b"true",)
+    assert list(peer.take_ihaves("neighbour")) == [(record_id(b"true"),)]
+    asked = [record_id(b"false"), record_id(b"true"), b"whatever"]
+    assert peer.receive_iwant("neighbour", asked) == (b"true",)
+
+
+def test_what_a_neighbour_was_told_of_it_is_sent_once_however_often_it_asks() -> None:
+    peer, names = LazyPush(), [record_id(word) for word in (b"before", b"pushed", b"it has that", b"told")]
+    peer.forward(b"before", None, push=False)
+    for link in ("neighbour", "other"):
+        peer.open_link(link)
+    peer.forward(b"pushed", None, push=True)
+    for word in (b"it has that", b"told"):
+        peer.forward(word, None, push=False)
+    for link in ("neighbour", "other"):
+        assert list(peer.take_ihaves(link)) == [tuple(names[2:])]
+    peer.receive_ihave("neighbour", names[2:3], 0.0)
+    assert peer.receive_iwant("neighbour", [*names, *names]) == (b"told",)
+    assert peer.receive_iwant("neighbour", names) == ()
+    assert peer.receive_iwant("other", names) == (b"it has that", b"told")
+    assert peer.receive_iwant("nobody", names) == ()
 
 
 @given(st.binary(max_size=MAX_RECORD_IDS * RECORD_ID_BYTES + 16))

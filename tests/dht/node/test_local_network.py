@@ -12,7 +12,7 @@ from zeroconf import NotRunningException, ServiceInfo, ServiceStateChange
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
-from molink.dht.node import local_network
+from molink.dht.node import local_neighbours, local_network
 from molink.dht.node.local_neighbours import LocalNeighbours
 from molink.dht.node.local_network import (
     MOST_ADDRESSES,
@@ -65,6 +65,46 @@ def test_a_peer_knows_where_links_to_its_neighbours_are_dialled_until_they_leave
                     await asyncio.sleep(0.01)
             while neighbours.links_of(near):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_answered_for_a_neighbour_that_has_left_or_changed_since_is_not_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        changes: list[Callable[..., None]] = []
+        answers: list[asyncio.Future[NearbyPeer]] = []
+
+        class Browser:
+            def __init__(self, _: object, __: str, handlers: list[Callable[..., None]]) -> None:
+                changes.extend(handlers)
+
+            async def async_cancel(self) -> None:
+                pass
+
+        async def ask(*_: object) -> NearbyPeer:
+            answers.append(asyncio.get_running_loop().create_future())
+            return await answers[-1]
+
+        monkeypatch.setattr("zeroconf.asyncio.AsyncServiceBrowser", Browser)
+        monkeypatch.setattr(local_neighbours, "ask_local_peer", ask)
+        async with LocalNeighbours(LOOPBACK) as neighbours:
+            for change in (
+                ServiceStateChange.Added,
+                ServiceStateChange.Updated,
+                ServiceStateChange.Removed,
+                ServiceStateChange.Added,
+            ):
+                changes[0](name=f"{PEER}.{SERVICE}", state_change=change)
+                await asyncio.sleep(0)
+            for port, answer in enumerate(answers, 1):
+                if not answer.cancelled():
+                    answer.set_result(NearbyPeer(PEER, (), private=False, links=(f"192.168.1.7:{port}",)))
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+            assert neighbours.links_of(PEER) == ("192.168.1.7:3",)
+            assert [answer.cancelled() for answer in answers] == [True, True, False]
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ Discovery is a board that all see at once, loading a change of the lease book; t
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -47,8 +48,12 @@ class Board:
     def __init__(self) -> None:
         self.views: dict[str, PeerView] = {}
         self.told: list[PeerState] = []
+        self.is_busy: Callable[[PeerState], bool] = lambda _: False
+        """Whether the network is too busy to hear what is said."""
 
     async def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
+        if self.is_busy(state):
+            raise TimeoutError
         known = facts or self.views[state.peer_id].facts
         self.views[state.peer_id] = PeerView(replace(known, ttl_s=9), replace(state, ttl_s=9), 0.0)
         self.told.append(state)
@@ -250,6 +255,40 @@ async def test_a_load_that_fails_ends_no_duty_and_has_the_old_layers_loaded_agai
     await until(lambda: board.views[members[1].peer_id].state.spans == (FIRST,))
     await end(duties)
     assert members[1].loader.dropped == [Span(0, 3)]
+
+
+@asynchronous
+async def test_a_busy_network_keeps_nobody_from_loading_the_old_layers_again() -> None:
+    board, members = await swarm_of(FIRST, FIRST)
+    members[1].loader.fails = 1
+    board.is_busy = lambda state: state.loading == (Span(0, 3),)
+    duties = keep_placed(*members)
+    await until(lambda: members[1].loader.fails == 0)
+    await until(lambda: members[1].leases.held == (FIRST,))
+    await end(duties)
+    assert members[1].loader.dropped == [Span(0, 3)]
+
+
+@asynchronous
+async def test_nothing_is_dropped_that_others_have_not_heard_of() -> None:
+    board, members = await swarm_of(FIRST, FIRST)
+    refused: list[PeerState] = []
+    board.is_busy = lambda state: bool(state.loading) and not refused.append(state)
+    duties = keep_placed(*members)
+    await until(lambda: bool(refused))
+    assert [member.loader.dropped for member in members] == [[], []]
+    board.is_busy = lambda _: False
+    await until(lambda: covered(members) == set(SPEC.whole))
+    await end(duties)
+
+
+@asynchronous
+async def test_a_busy_network_keeps_nobody_from_joining() -> None:
+    board = Board()
+    board.is_busy = lambda state: bool(state.loading)
+    member = Member(board, IDENTITIES[0])
+    await soon(member.join())
+    assert member.leases.held == (FIRST,)
 
 
 @asynchronous

@@ -15,7 +15,14 @@ from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.reach.packets import RelayError
-from molink.peer.wire.reach.punching import AGAIN_S, PunchAttempt, attempt_after, observe_port, punch
+from molink.peer.wire.reach.punching import (
+    AGAIN_S,
+    ObservedPort,
+    PunchAttempt,
+    attempt_after,
+    observe_port,
+    punch,
+)
 from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 
 
@@ -71,6 +78,33 @@ async def test_an_end_that_says_a_false_address_is_asked_again_no_sooner_than_on
         await soon(near.end.links.to(facts))
         await until(lambda: len(numbers) >= 4)
     assert numbers[:4] == [0, 1, 2, 3]
+
+
+@asynchronous
+async def test_two_ends_that_no_hole_leads_to_try_again_in_ten_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers: list[int] = []
+
+    def attempt(number: int) -> PunchAttempt:
+        numbers.append(number)
+        return PunchAttempt(0.0 if len(numbers) < 4 else 600.0, 0.0)
+
+    async def hard(relays: tuple[RelayAt, ...], own: RelayUser) -> ObservedPort:
+        port = await observe_port(relays, own)
+        port.hard = True
+        return port
+
+    monkeypatch.setattr(moving, "attempt_after", attempt)
+    monkeypatch.setattr(moving, "observe_port", hard)
+    monkeypatch.setattr(moving, "LOOK_EVERY_S", 0.01)
+    async with RelayEnd() as relay, RelayedEnd() as near, RelayedEnd() as far:
+        facts = await far.stay(relay.at)
+        for home in (near, far):
+            await home.punch(relay.at)
+        await soon(near.end.links.to(facts))
+        await until(lambda: len(numbers) >= 4)
+    assert [attempt_after(number).after_s >= AGAIN_S for number in numbers[:4]] == [False, True, True, True]
 
 
 @asynchronous

@@ -20,7 +20,9 @@ from molink.peer.wire.link.certificate import certificate_hash, new_certificate
 from molink.peer.wire.reach.packets import (
     Challenge,
     Invite,
+    Joined,
     JoinRequest,
+    Packet,
     ReachRequest,
     RelayError,
     RelayRefusal,
@@ -126,6 +128,21 @@ async def test_an_invited_peer_dials_the_askers_own_relay_directly() -> None:
         opened = await soon(Reversed(lab.home.identity.peer_id, lab.at, me, asker.relay.expect).open())
         assert await soon(echoed(opened.connection, b"as it is")) == b"as it is"
         assert lab.relay.pairs == 0
+
+
+@asynchronous
+async def test_where_an_asker_is_seen_its_own_relay_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lying(connection: socket.socket, packet: Packet) -> None:
+        await write_relay(connection, Joined("8.8.8.8") if isinstance(packet, Joined) else packet)
+
+    monkeypatch.setattr("molink.peer.reach.relay.write_relay", lying)
+    async with Lab() as lab, Lab() as asker:
+        await lab.stay()
+        lab.relays[asker.identity.peer_id] = asker.at
+        me = RelayUser(asker.identity, None)
+        opened = await soon(Reversed(lab.home.identity.peer_id, lab.at, me, asker.relay.expect).open())
+        assert await soon(echoed(opened.connection, b"served")) == b"served"
+        assert lab.stays.guests.host_of(asker.identity.peer_id) is None
 
 
 @asynchronous
