@@ -96,6 +96,12 @@ class RunningCircuit:
         """Whether that peer is the head in that epoch."""
         return any(one.descriptor.epoch == epoch and one.head.peer_id == sender for one in self.circuits)
 
+    def lost_at(self, loss: HopLost, now_s: float) -> HopLost:
+        """The loss as it is heard of then."""
+        links = self.circuit.links
+        unheard_s = next((link.unheard_s for link in links if link.peer_id == loss.peer_id), 0.0)
+        return replace(loss, at_s=now_s, unheard_s=unheard_s)
+
     def refuses_grammar(self, loss: HopLost) -> bool:
         """Whether it is over because the tail cannot draw by the grammar that was asked for: nor could another."""
         asked, tail = self.circuit.descriptor.sampling.HasField("grammar"), self.circuit.links[-1]
@@ -183,8 +189,7 @@ class SessionMoves:
                 if not self._excuse(peer_id, run.before):
                     self._circuit_builder.report_failure(run.before, peer_id)
             return True
-        now_s = asyncio.get_running_loop().time()
-        may_go = loss.code in LEAVES_WITH and self._core.may_go(loss.peer_id, now_s)
+        may_go = loss.code in LEAVES_WITH and self._core.may_go(loss.peer_id, loss.at_s)
         return may_go and self._excuse(loss.peer_id, run.circuit)
 
     def _excuse(self, peer_id: str, circuit: ActiveCircuit) -> bool:

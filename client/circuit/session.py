@@ -168,7 +168,7 @@ class ClientSession:
         run = self._run
         if run is not None and run.intake is not None and run.is_at(loss.epoch):
             run.intake = None
-            self._events.put_nowait(loss)
+            self._events.put_nowait(run.lost_at(loss, asyncio.get_running_loop().time()))
 
     async def _begin(self, asked: core.Effect, seized: PlannedRoute | None = None) -> None:
         """A circuit for a new epoch, started on the history so far."""
@@ -267,7 +267,6 @@ class ClientSession:
             self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
         self._report(f"peer {left[-8:]} is left out ({loss.detail}); looking for another circuit")
         span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
-        unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         waited_s = clock() - self._circuits.step_since_s
         first_s, _ = self._predicted_s(circuit.route)
         stays = run.before is not None and (loss.code == "move" or not circuit.has(left))
@@ -279,7 +278,7 @@ class ClientSession:
         if may_return and self._circuits.first_token_since_s is None:
             self._kept.try_again(PlannedRoute(circuit.route, circuit.peers), first_s)
         stood_still = not loss.peer_id and not is_planned
-        lost = core.Lost(unheard_s, first_s, stood_still, left, standby, stays)
+        lost = core.Lost(loss.unheard_s, first_s, stood_still, left, standby, stays)
         *_, asked = self._circuits.handle(lost, clock())
         self.log.recovering = HopRecovery(left, span, lost_s := clock())
         self._run = None

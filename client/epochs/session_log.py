@@ -23,6 +23,10 @@ class HopLost:
     detail: str
     accuser: str = ""
     """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
+    at_s: float = 0.0
+    """When it was heard of, by the loop's clock. Whoever reads the tokens may take it long after that."""
+    unheard_s: float = 0.0
+    """How long nothing had come from the hop by then."""
 
     def not_replaced(self, left: str, span: Span | None, within_s: float, error: SwarmError) -> PeerLost:
         """Makes the error of a session that found no other circuit without the peer that was `left` out."""

@@ -105,16 +105,17 @@ class LazyPush:
 
     def receive_ihave(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
         """A neighbour announces records (IHAVE). Returns the ids to ask it for (IWANT)."""
-        told = tuple(names)
-        for name in told:
-            self._waiting.get(link, {}).pop(name, False)  # it has that
-            self._offered.get(link, {}).pop(name, None)
+        told, waiting = tuple(names), self._waiting.get(link, {})
+        offered: dict[bytes, None] = self._offered.get(link, OrderedDict())
+        for name in told:  # it has that
+            waiting.pop(name, False)
+            offered.pop(name, None)
         return self._iwants.announced(link, (name for name in told if name not in self._seen), now)
 
     def receive_iwant(self, link: str, names: Sequence[bytes]) -> tuple[bytes, ...]:
         """A neighbour asks for records (IWANT). Returns those that are still here. What was announced on its link is
         sent once, and nothing else: ids are small, and records are not."""
-        offered = self._offered.get(link, OrderedDict())
+        offered: dict[bytes, None] = self._offered.get(link, OrderedDict())
         asked = [name for name in names if offered.pop(name, name) is None]
         return tuple(self._records[name] for name in asked if name in self._records)
 

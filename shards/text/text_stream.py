@@ -8,6 +8,12 @@ if TYPE_CHECKING:
 _REPLACEMENT: Final = "\ufffd"
 _HELD_BY_CLEANUP: Final = 64
 """Each of the ten replacements looks 4 characters ahead, so text this far from the end no longer changes."""
+_MOST_CLEANED: Final = 1024
+"""Characters that are looked at again and again."""
+_CUT_EVERY: Final = 16
+"""Tokens that end in the middle of a character, after which it is looked for where it begins."""
+_CHARACTER_BYTES: Final = 4
+"""Tokens that one character may take, as each has a byte or more."""
 
 
 class TextStream:
@@ -28,7 +34,7 @@ class TextStream:
         """How many of them belong to the piece before."""
         self._yielded = 0
         """Characters of the window's text that are out already."""
-        self._raw: list[str] = []
+        self._raw = ""
         self._cleaned = 0
 
     def push(self, token_id: int) -> str:
@@ -60,17 +66,41 @@ class TextStream:
             del self._window[: self._context]
             self._context = len(self._window)
             self._yielded = len(self._tokenizer.decode_raw(self._window))
+        elif len(self._window) % _CUT_EVERY == 0:
+            self._cut(text)
         return piece
+
+    def _cut(self, text: str) -> None:
+        """Takes tokens out of the window, whose text that is, that bytes to come cannot change: a model may end in the
+        middle of a character without end, and each token would decode all of that again."""
+        tokens = len(self._window)
+        for at in range(tokens - _CHARACTER_BYTES, max(self._context, tokens - _CUT_EVERY), -1):
+            before = self._tokenizer.decode_raw(self._window[:at])
+            behind = self._tokenizer.decode_raw(self._window[at:])
+            if before + behind == text and len(before) <= self._yielded:
+                del self._window[:at]
+                self._context, self._yielded = 0, self._yielded - len(before)
+                return
 
     def _clean(self, piece: str, *, final: bool) -> str:
         """What is certain after spaces before punctuation are removed, for the few tokenizers that do it."""
         if not self._tokenizer.cleans_up_spaces:
             return piece
-        self._raw.append(piece)
-        cleaned = clean_up_spaces("".join(self._raw))
+        self._raw += piece
+        cleaned = clean_up_spaces(self._raw)
         certain = len(cleaned) if final else max(self._cleaned, len(cleaned) - _HELD_BY_CLEANUP)
         piece, self._cleaned = cleaned[self._cleaned : certain], certain
+        if len(self._raw) > _MOST_CLEANED:
+            self._forget_cleaned()
         return piece
+
+    def _forget_cleaned(self) -> None:
+        """Takes text out that is certain, up to a space behind a letter: no replacement reaches over that."""
+        for at in range(len(self._raw) - 4 * _HELD_BY_CLEANUP, 0, -1):
+            if self._raw[at] == " " and self._raw[at - 1].isalnum():
+                self._cleaned -= len(clean_up_spaces(self._raw[:at]))
+                self._raw = self._raw[at:]
+                return
 
 
 class StopMatcher:

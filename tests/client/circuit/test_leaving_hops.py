@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 from support.circuits.generating import HIGH, Generating, rest
-from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, soon
+from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakePeer
 
+from molink.client.circuit.circuit_core import RECOVERY_S
 from molink.client.circuit.quarantine import LEAVES_WITHIN_S, MOST_LEFT, Quarantine
 from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.epochs import moves_core
@@ -99,6 +100,50 @@ async def test_a_hop_that_fails_counts_as_any_that_does_though_it_has_said_that_
     assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(high.peer_id, code)]
     assert losses == [high.peer_id]
     assert is_left_out(run, high) == (True, True)
+
+
+@asynchronous
+async def test_a_hop_is_judged_by_when_it_went_however_late_its_going_is_read(
+    losses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_core, "GONE_WITHIN_S", 0.2)
+    run = Generating(spare=True)
+    tokens = run.session.tokens(DEADLINE_S)
+    first = asyncio.create_task(anext(tokens))
+    await run.started()
+    run.token(3, 30)
+    await soon(first)
+    told = pb.Leaving(epoch=run.session.log.epochs, within_ms=AT_ONCE_MS, reason="it leaves the swarm")
+    run.session.on_leaving(run.high.peer_id, told)
+    run.lose(run.high, sender=run.high)
+    read_s = asyncio.get_running_loop().time() + 0.3
+    await until(lambda: asyncio.get_running_loop().time() > read_s)
+    run.high.unheard_s = RECOVERY_S  # since then
+    got = asyncio.create_task(rest(tokens))
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert losses == []
+    assert run.session.log.losses == []
+
+
+@asynchronous
+async def test_a_hop_that_is_lost_while_nobody_reads_is_replaced_in_the_time_that_there_was(
+    losses: list[str],
+) -> None:
+    run = Generating(spare=True)
+    tokens = run.session.tokens(DEADLINE_S)
+    first = asyncio.create_task(anext(tokens))
+    await run.started()
+    run.token(3, 30)
+    await soon(first)
+    run.lose(run.high, sender=run.high)
+    run.high.unheard_s = RECOVERY_S + 1.0  # since then
+    got = asyncio.create_task(rest(tokens))
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert losses == [run.high.peer_id]
 
 
 @pytest.mark.parametrize("left_before_s", [0.0, LEAVES_WITHIN_S + 1])

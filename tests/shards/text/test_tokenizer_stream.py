@@ -1,7 +1,8 @@
 """Text that comes token by token: nothing too early, nothing lost, nothing after a stop string."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from support.models.tokenizer_kinds import MAKERS, TEXTS
 from support.properties import examples
 from transformers import AutoTokenizer
 
+from molink.shards.text.text_stream import clean_up_spaces
 from molink.shards.text.tokenizer import StopMatcher, TextStream, Tokenizer
 
 relaxed = settings(deadline=None, max_examples=examples(60))
@@ -79,6 +81,68 @@ def test_garbage_bytes_do_not_stall_a_stream(tmp_path: Path) -> None:
 
     assert streamed == "\ufffd" * 19
     assert stream.finish() == "\ufffd"
+
+
+@relaxed
+@given(data=st.data())
+def test_pieces_of_a_long_stream_of_few_tokens_join_to_its_decoding(both: Both, data: st.DataObject) -> None:
+    ours, reference, _ = both
+    bad = [at for at in range(ours.vocabulary_size) if "\ufffd" in ours.token_text(at)]
+    few = data.draw(st.lists(st.sampled_from([*bad, *range(ours.vocabulary_size)]), min_size=1, max_size=4))
+    ids = [few[at % len(few)] for at in data.draw(st.lists(st.integers(0, 3), max_size=80))] * 3
+    stream = TextStream(ours)
+    streamed = "".join(stream.push(token_id) for token_id in ids)
+    assert streamed + stream.finish() == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_however_long_half_characters_come_few_tokens_are_decoded_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    whole = list(tokenizer.encode("☃"))
+    half = whole[1]
+    decoded = 0
+    decode_raw = Tokenizer.decode_raw
+
+    def counted(of: Tokenizer, ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode_raw(of, ids)
+
+    monkeypatch.setattr(Tokenizer, "decode_raw", counted)
+    stream, ids = TextStream(tokenizer), [half] * 2000 + whole + [half] * 1000 + whole[:2]
+    streamed = "".join(map(stream.push, ids)) + stream.finish()
+    assert decoded < 50 * len(ids)
+    assert streamed == decode_raw(tokenizer, ids)
+
+
+@relaxed
+@given(
+    words=st.lists(st.sampled_from([" .", " '", " n't", " 's", " ,", "a", " b", " ", "' ", "."]), max_size=40)
+)
+def test_spaces_before_punctuation_are_removed_from_long_text_as_from_all_of_it_at_once(
+    words: list[str],
+) -> None:
+    text = "".join(words) * 40
+    stream, piece = TextStream(cast("Tokenizer", WordPieces())), "".join(words)
+    streamed = "".join(map(stream.push, [piece] * 40)) + stream.finish()  # type: ignore[list-item]
+    assert streamed == clean_up_spaces(text)
+
+
+class WordPieces:
+    """A tokenizer whose tokens are their text."""
+
+    cleans_up_spaces = True
+
+    def has_text(self, _: str) -> bool:
+        return True
+
+    def is_byte_token(self, _: str) -> bool:
+        return False
+
+    def decode_raw(self, ids: list[str]) -> str:
+        return "".join(ids)
 
 
 CUTS = st.lists(st.text("abcx ", max_size=4), max_size=12)
