@@ -185,6 +185,11 @@ class Peer:
             self._at_once.set()
 
     @property
+    def serves(self) -> bool:
+        """Whether there may be sessions to wait for: not while it begins, with its first model or another one."""
+        return self._parts is not None
+
+    @property
     def loads(self) -> bool:
         """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
         return self._parts is not None and self._parts.serving.loader.loads

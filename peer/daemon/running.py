@@ -35,6 +35,9 @@ class RunningPeer(Protocol):
     @property
     def loads(self) -> bool: ...
 
+    @property
+    def serves(self) -> bool: ...
+
     async def run(self, on_ready: Callable[[Self], None]) -> None: ...
 
     def leave(self, *, at_once: bool = False) -> None: ...
@@ -120,8 +123,6 @@ class Interrupts:
         """`on_leaving` is called before a line says that the peer leaves; maybe twice."""
         self._peer = peer
         self._on_leaving = on_leaving
-        self.serves = False
-        """Whether there may be sessions to wait for."""
         self._count = 0
         self._life: asyncio.Task[None] | None = None
         self._waking: tuple[socket.socket, socket.socket] | None = None
@@ -185,7 +186,7 @@ class Interrupts:
         """As the second Ctrl-C does. Call it in the loop."""
         self._count = max(2, self._count)
         self._on_leaving()
-        say("Leaving at once" if self.serves else "Leaving before anything was served")
+        say("Leaving at once" if self._peer.serves else "Leaving before anything was served")
         self._peer.leave(at_once=True)
         if self._life is not None:
             asyncio.get_running_loop().call_later(AT_ONCE_S, self._life.cancel)
@@ -194,7 +195,7 @@ class Interrupts:
         end.start()
 
     def _act(self, count: int) -> None:
-        if count > 1 or not self.serves:
+        if count > 1 or not self._peer.serves:
             self.leave_at_once()
             return
         self._on_leaving()
@@ -249,7 +250,6 @@ async def run_until_left(
     """
 
     def on_ready(ready: RunningPeer) -> None:
-        interrupts.serves = True
         progress.stop()
         invite = invitation(ready.addresses, private=private) if ready.addresses else ""
         if ready.addresses:
@@ -260,7 +260,7 @@ async def run_until_left(
         view.begin(ready.own_status, invite)
 
     def leave(at_once: bool) -> None:
-        if at_once or not interrupts.serves:
+        if at_once or not peer.serves:
             interrupts.leave_at_once()
         else:
             peer.leave()

@@ -9,6 +9,7 @@ epoch, as after a loss.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -326,7 +327,7 @@ class PreparedEpochs:
         try:
             await self._whole(key.session, position)
             self._admission.reserve(known.owner, known.plan, known.hop, advances=True)
-            readiness = await self._admission.await_ready(key, known.owner.peer_id, WHOLE_WITHIN_S)
+            readiness = await _ready(self._admission, key, known.owner.peer_id)
             if not readiness.ready or readiness.held_tokens < position:
                 raise RequestRefused("memory", f"{readiness.held_tokens} tokens are here, not {position}")
         except RequestRefused as refused:
@@ -362,6 +363,17 @@ class PreparedEpochs:
             copy.is_awaited = False
         if known.beginning is not None:
             known.beginning.cancel()
+
+
+async def _ready(admission: Admission, key: LeaseKey, owner: str) -> pb.Readiness:
+    """Whether the epoch's lease has become ready; given back if the epoch is given up meanwhile, for nobody else knows
+    of it then. Raises RequestRefused."""
+    try:
+        return await admission.await_ready(key, owner, WHOLE_WITHIN_S)
+    except asyncio.CancelledError:
+        with suppress(RequestRefused):  # the client may have ended it as well
+            admission.release(pb.Release(session=key.session, epoch=key.epoch), owner)
+        raise
 
 
 def _alone(header: pb.Activations, key: LeaseKey) -> pb.Activations:

@@ -14,6 +14,8 @@ RECEIVE_BYTES = 65536
 """Taken from a socket at once; one such buffer serves all splices of an event loop's owner."""
 WRITE_BUFFER_BYTES = 65536
 """Waits in this process for a slow end; then nothing more is read from the other one."""
+LINGER_S = 30.0
+"""For so long an end may leave what waits for it unread, before a splice ends."""
 
 Pace = Callable[[int], float]
 """Told of so many bytes that were passed on; for how many seconds nothing more is to be read."""
@@ -94,7 +96,7 @@ class Splice:
             pump.abort()
 
     def finish(self) -> None:
-        """Ends both connections when what waits has been sent."""
+        """Ends both connections when what waits has been sent, or LINGER_S later."""
         for pump in self._pumps:
             pump.close()
 
@@ -139,6 +141,8 @@ class Pump(asyncio.BufferedProtocol):
         self._gone = self._ended = False
         self._full = self._paced = False
         """Why nothing is read: the other end takes no more, or the rate is used up."""
+        self._overdue: asyncio.TimerHandle | None = None
+        """Set while what waits is to be read by this end; meanwhile nobody hears whether the other one is gone."""
 
     def begin(self, splice: Splice, other: "Pump") -> None:
         """From now on what comes goes to `other`."""
@@ -169,9 +173,10 @@ class Pump(asyncio.BufferedProtocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Ends the connection when what waits has been sent."""
-        if self._transport is not None:
+        """Ends the connection when what waits has been sent, or with its splice LINGER_S later."""
+        if self._transport is not None and not self._gone:
             self._transport.close()
+            self._must_read()
 
     def abort(self) -> None:
         """Ends the connection now."""
@@ -202,10 +207,13 @@ class Pump(asyncio.BufferedProtocol):
             self._splice.moved(nbytes)
 
     def pause_writing(self) -> None:
+        self._must_read()
         if self._other is not None:
             self._other.hold()
 
     def resume_writing(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._has_read()
         if self._other is not None:
             self._other.go_on()
 
@@ -219,6 +227,7 @@ class Pump(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._gone = True
+        self._has_read()
         if self._splice is not None:
             self._splice.ended(self)
 
@@ -226,6 +235,16 @@ class Pump(asyncio.BufferedProtocol):
     def has_ended(self) -> bool:
         """Whether its peer sends nothing more."""
         return self._ended
+
+    def _must_read(self) -> None:
+        if self._overdue is None:
+            end = self.abort if self._splice is None else self._splice.close
+            self._overdue = asyncio.get_running_loop().call_later(LINGER_S, end)
+
+    def _has_read(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
 
     def _wait_to_be_joined(self) -> None:
         """Has the transport wait: that of Python 3.11.2 begins to read although `connection_made` has paused it, and

@@ -47,7 +47,7 @@ class Peer:
         self.settings = settings
         self.loads = mode.startswith("loading")
         self.report = report
-        self.gone = asyncio.Event()
+        self.gone, self.serves = asyncio.Event(), False
 
     async def run(self, on_ready):
         if mode == "failing":
@@ -55,8 +55,8 @@ class Peer:
         if mode == "crashing":
             raise RuntimeError("a fault of ours")
         self.report("Loading layers")
-        if mode == "slow":
-            await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0 if mode == "slow" else 0.0)
+        self.serves = True
         on_ready(self)
         if mode.endswith("thread"):
             asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)

@@ -45,10 +45,12 @@ class Peer:
     loads = mode.startswith("loading")
 
     def __init__(self):
+        self.serves = False
         self.gone = asyncio.Event()
 
     async def run(self, on_ready):
         if mode != "opening":
+            self.serves = True
             on_ready(self)
         if mode.endswith("thread"):
             asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)

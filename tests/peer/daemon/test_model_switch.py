@@ -114,6 +114,29 @@ def test_a_peer_whose_ordered_model_cannot_be_served_joins_with_the_one_before(
     assert switch.reason.startswith("other/model cannot be served: ")
 
 
+OVER = SimpleNamespace(serving=SimpleNamespace(loader=SimpleNamespace(loads=False)))
+"""What is left of a life that is over."""
+
+
+def test_a_peer_that_begins_with_another_model_has_no_sessions_to_wait_for(
+    settings: JoinSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, served = ModelSwitch(), []
+
+    async def live(peer: Peer, _: object) -> None:
+        served.append(peer.serves)
+        if len(served) == 1:
+            peer._parts = cast("PeerParts", OVER)  # noqa: SLF001 - as a life leaves it
+            served.append(peer.serves)
+            switch.order("other/model")
+
+    monkeypatch.setattr(peer_module, "ModelSwitch", lambda: switch)
+    monkeypatch.setattr(peer_module, "SWITCH_INTERVAL_S", sys.getswitchinterval())
+    monkeypatch.setattr(Peer, "_live", live)
+    asyncio.run(Peer(settings, cast("StateDir", None), lambda _: None).run(lambda _: None))
+    assert served == [False, True, False]
+
+
 def test_no_other_model_is_joined_with_while_a_thread_still_loads_layers_of_the_one_before(
     settings: JoinSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

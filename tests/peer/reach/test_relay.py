@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import select
 import socket
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from molink.peer.reach.relay import Relay
 from molink.peer.reach.relay_limits import RelayLimits
 from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash, new_certificate
+from molink.peer.wire.reach import splice
 from molink.peer.wire.reach.packets import (
     Challenge,
     Invite,
@@ -397,6 +399,33 @@ async def test_stays_that_are_doubted_are_made_anew_at_a_rate_and_meanwhile_the_
         assert await soon(echoed(way.connection, b"there")) == b"there"
         assert len(opened) == 2
         assert opened[0].connection.fileno() == -1
+
+
+@pytest.mark.parametrize("how", ["finished", "one end is gone"])
+@asynchronous
+async def test_an_end_that_reads_nothing_keeps_its_connection_for_a_while_only(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splice, "LINGER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        far = socket.create_connection(server.getsockname())
+        stranger, _ = server.accept()
+    near, inner = socket.socketpair()
+    near.setblocking(False)
+    with near, stranger:
+        async with Splices() as splices:
+            joined = await splices.splice(inner, far)
+            sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(near, bytes(1 << 26)))
+            await until(lambda: not select.select([], [near], [], 0)[1])
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            if how == "finished":
+                joined.finish()
+            else:
+                near.close()
+            await until(lambda: len(splices) == 0)
+            assert far.fileno() == -1
 
 
 @asynchronous

@@ -38,8 +38,13 @@ class Tail:
         self.sessions: dict[bytes, Any] = {}
         self.ready = {name: asyncio.Event() for name in (b"first", b"other")}
         self.told: list[HopEvent[Any, Any]] = []
+        self.released: list[tuple[bytes, int, str]] = []
         table: Any = SimpleNamespace(find=self.sessions.get, get=self._get)
-        leases: Any = SimpleNamespace(reserve=self._reserve, await_ready=self._await_ready)
+        leases: Any = SimpleNamespace(
+            reserve=self._reserve,
+            await_ready=self._await_ready,
+            release=lambda asked, asker: self.released.append((asked.session, asked.epoch, asker)),
+        )
         self._table = table
         stepper: Any = SimpleNamespace(
             tell_moves=lambda _: None,
@@ -102,6 +107,22 @@ async def test_sessions_that_go_over_in_one_frame_begin_each_when_it_is_ready_it
         event = tail.told[-1]
         assert isinstance(event, RowsArrived)
         assert [session.key for session, *_ in event.rows] == [(name, EPOCH)]
+
+
+@asynchronous
+async def test_an_epoch_that_is_given_up_while_it_begins_gives_its_lease_back() -> None:
+    tail = Tail()
+    await tail.prepare(b"first")
+    header = pb.Activations(hidden_size=SPEC.hidden_size, dtype=SPEC.dtype)
+    header.rows.add(session=b"first", epoch=EPOCH, step=0, rows=1, sample=True, position=9)
+    payload = codec.encode(torch.randn(1, SPEC.hidden_size), SPEC.dtype)
+    frame = decode(memoryview(bytearray(encode(header, payload))))
+    tail.epochs.on_activations(tail.head, frame, header)
+    await until(lambda: tail.sessions[b"first"].key.epoch == EPOCH)
+    assert tail.epochs.forget(LeaseKey(b"first", EPOCH), "client")
+    await until(lambda: bool(tail.released))
+    assert tail.released == [(b"first", EPOCH, "client")]
+    assert not tail.told
 
 
 def predicting(count: int) -> pb.History:
