@@ -231,7 +231,9 @@ class Gateway:
                 self._metrics.generations.failed(failure.code or failure.type)
                 return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
+        return EventStream(
+            self._events(kept, admitted, batches, first, answer, (swarm.model.name, choices.count))
+        )
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
@@ -243,6 +245,7 @@ class Gateway:
     async def _events(
         self,
         kept: AsyncExitStack,
+        admitted: AdmittedRequest,
         batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
         first: list[tuple[int, TextPiece]],
         answer: Answer,
@@ -270,6 +273,7 @@ class Gateway:
                 for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
+                admitted.fail(error)
                 failure = failure_of(error)
                 self._metrics.generations.failed(failure.code or failure.type)
                 for event in answer.failed(failure):
