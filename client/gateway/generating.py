@@ -153,9 +153,13 @@ class Gateway:
         swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "messages")
-        prompt_tokens = len(await chat_tokens(swarm, chat)) if body.stream else 0
-        answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
+        try:
+            prompt_tokens = len(await chat_tokens(swarm, chat)) if body.stream else 0
+        except BaseException:
+            admitted.end()
+            raise
+        answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def is_ready(self) -> ApiError | None:
