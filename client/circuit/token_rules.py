@@ -87,9 +87,9 @@ class TokenRules:
             raise HeadAtFault("it sent other log-probabilities than were asked for")
         if count == 0 and self.logprobs is None:
             return
-        if not -math.inf < token.logprob <= ROUNDING:
+        if not _is_logprob(token.logprob):
             raise HeadAtFault(f"it sent a log-probability of {token.logprob}")
-        if any(one.token_id >= self.vocabulary or not one.logprob <= ROUNDING for one in token.top):
+        if any(one.token_id >= self.vocabulary or not _is_logprob(one.logprob) for one in token.top):
             raise HeadAtFault("it sent likeliest tokens that cannot be")
 
     def _check_prompt_logprobs(self, token: pb.Token) -> None:
@@ -102,15 +102,16 @@ class TokenRules:
             found = unpacked(content, self.prompt_tokens, min(likeliest, self.vocabulary))
         except ValueError as error:
             raise HeadAtFault(str(error)) from error
-        logprobs = found.logprobs
-        if not (
-            np.isfinite(logprobs).all()
-            and (logprobs <= ROUNDING).all()
-            and (found.likeliest <= ROUNDING).all()
-        ):
+        told = np.concatenate((found.logprobs, found.likeliest), axis=None)
+        if not (np.isfinite(told) & (told <= ROUNDING)).all():
             raise HeadAtFault("it sent log-probabilities of the prompt that cannot be")
         if (found.likeliest_ids >= self.vocabulary).any():
             raise HeadAtFault("it sent likeliest tokens of the prompt that cannot be")
+
+
+def _is_logprob(value: float) -> bool:
+    """Whether a model that makes finite logits can give a token that log-probability, its masks and limits aside."""
+    return -math.inf < value <= ROUNDING
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from molink.client.gateway.accounts.key_quota import RATE_LIMIT_HEADERS
 from molink.client.gateway.accounts.opening import open_to_anybody
 from molink.client.gateway.apis import documents
 from molink.client.gateway.apis.documents import answers, messages_answers
+from molink.client.gateway.apis.json_bodies import JsonRoute
 from molink.client.gateway.apis.kept_responses import KeptResponses
 from molink.client.gateway.apis.messages import CountRequest, MessageRequest
 from molink.client.gateway.apis.openai import ChatRequest, CompletionRequest
@@ -75,6 +76,7 @@ def create_app(
         redoc_url=None,
         responses=documents.REFUSED,
     )
+    app.router.route_class = JsonRoute  # of all routes, also those that are added later
     metrics = Metrics()
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
     feed = SwarmFeed(models.first, invites)

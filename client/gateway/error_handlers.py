@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from fastapi import HTTPException as RouteException
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -77,6 +78,14 @@ HANDLED: Final[tuple[type[Exception], ...]] = (
     *(TokenUsed, UnknownResponse),
 )
 """Errors that `on_error` answers; all others are unforeseen."""
+
+
+class BodyRefused(RouteException):
+    """The body of a request holds what no route takes. Of a parser's errors FastAPI lets this kind alone through."""
+
+    def __init__(self, detail: str, parameter: str | None = None) -> None:
+        super().__init__(400, detail)
+        self.parameter = parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +240,9 @@ def _http_failure(error: HTTPException) -> ApiError:
     detail = f"{error.detail}."
     if error.status_code == 404:
         detail = "There is no such path here. The API is under /v1, for example /v1/chat/completions."
-    return ApiError(
-        error.status_code, detail, type_, _CODES.get(error.status_code), headers=dict(error.headers or {})
-    )
+    code, headers = _CODES.get(error.status_code), dict(error.headers or {})
+    parameter = error.parameter if isinstance(error, BodyRefused) else None
+    return ApiError(error.status_code, detail, type_, code, parameter, headers)
 
 
 def _validation_failure(error: RequestValidationError) -> ApiError:

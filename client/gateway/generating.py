@@ -153,9 +153,13 @@ class Gateway:
         swarm, body = await self._asked(body, request)
         chat, params = body.chat(), [body.params()]
         choices = _chat_choices(swarm, chat, params, "messages")
-        prompt_tokens = len(await chat_tokens(swarm, chat)) if body.stream else 0
-        answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
         admitted = await self._admit(request, swarm.model, [tokens_of_bytes(chat.text_bytes)], params)
+        try:
+            prompt_tokens = len(await chat_tokens(swarm, chat)) if body.stream else 0
+        except BaseException:
+            admitted.end()
+            raise
+        answer = MessageAnswer(swarm.model, prompt_tokens, body.most_calls)
         return await self._answer(request, swarm, admitted, answer, choices, stream=bool(body.stream))
 
     async def is_ready(self) -> ApiError | None:
@@ -231,7 +235,9 @@ class Gateway:
                 self._metrics.generations.failed(failure.code or failure.type)
                 return failure.response(request.url.path)
             kept = stack.pop_all()
-        return EventStream(self._events(kept, batches, first, answer, (swarm.model.name, choices.count)))
+        return EventStream(
+            self._events(kept, admitted, batches, first, answer, (swarm.model.name, choices.count))
+        )
 
     async def _collect(self, swarm: ServingSwarm, choices: Choices) -> list[Generation]:
         generations: dict[int, Generation] = {}
@@ -243,6 +249,7 @@ class Gateway:
     async def _events(
         self,
         kept: AsyncExitStack,
+        admitted: AdmittedRequest,
         batches: AsyncGenerator[list[tuple[int, TextPiece]], None],
         first: list[tuple[int, TextPiece]],
         answer: Answer,
@@ -270,6 +277,7 @@ class Gateway:
                 for event in closing:
                     yield event.encoded()
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
+                admitted.fail(error)
                 failure = failure_of(error)
                 self._metrics.generations.failed(failure.code or failure.type)
                 for event in answer.failed(failure):

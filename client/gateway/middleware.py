@@ -18,6 +18,7 @@ from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure
 from molink.client.gateway.shares import LOCAL, FairShares, host_is_allowed, host_of, user_of
 from molink.client.gateway.telemetry.metrics import Metrics
 from molink.client.gateway.telemetry.request_traces import log_request
+from molink.client.text.text_work import TEXT_ASKER
 
 MAX_BODY_BYTES: Final = 2**20
 DRAINED_BYTES: Final = 2**16
@@ -126,6 +127,8 @@ class RequestMiddleware:
             read = True
             return {"type": "http.request", "body": body, "more_body": False}
 
+        user = _user_of(scope)
+        TEXT_ASKER.set("" if user == LOCAL else user)
         await self._app(scope, replay, send)
 
     async def _caller(self, scope: Scope) -> Caller:
@@ -152,8 +155,7 @@ class RequestMiddleware:
         if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
             await _drain(receive, DRAINED_LARGE_BYTES)
             return _too_large()
-        caller: Caller = scope["state"]["caller"]
-        user = caller.user or user_of(scope["client"][0] if scope.get("client") else None)
+        user = _user_of(scope)
         body = bytearray()
         held = 0
         try:
@@ -178,6 +180,12 @@ class RequestMiddleware:
         finally:
             if held:
                 self._unfinished.give(user, held)
+
+
+def _user_of(scope: Scope) -> str:
+    """Whose share of the gateway a request takes, once it is known who asks."""
+    caller: Caller = scope["state"]["caller"]
+    return caller.user or user_of(scope["client"][0] if scope.get("client") else None)
 
 
 async def _drain(receive: Receive, most_bytes: int = DRAINED_BYTES) -> None:

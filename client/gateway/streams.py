@@ -53,6 +53,8 @@ class Choices:
         self._left = len(streams)
         self._failure: Exception | None = None
         """What has ended them, behind pieces that were taken with it."""
+        self._ended_by: Exception | None = None
+        """What has ended them from outside, behind all pieces that have come."""
         self._watcher: WatchesChoices | None = None
 
     @property
@@ -86,6 +88,8 @@ class Choices:
 
         Raises whatever one of the generations raised, once the pieces before that are taken.
         """
+        if self._failure is None and self._queue.empty():
+            self._failure = self._ended_by
         if self._failure is not None:
             raise self._failure
         taken: list[tuple[int, TextPiece]] = []
@@ -110,9 +114,9 @@ class Choices:
             task.cancel()
         if self._watcher is not None:
             self._watcher.fail(error)
-        if self._queue.full():
-            self._queue.get_nowait()
-        self._queue.put_nowait((0, error))
+        self._ended_by = error
+        if self._queue.empty():
+            self._queue.put_nowait((0, error))  # somebody may wait for a piece
 
     async def _pump(self, choice: int, stream: AsyncIterator[TextPiece]) -> None:
         watcher = self._watcher

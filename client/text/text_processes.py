@@ -20,7 +20,7 @@ import psutil
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import EarlyProcess, begin_process
-from molink.client.text.text_work import PLAIN_CHAT, ChatOptions
+from molink.client.text.text_work import PLAIN_CHAT, TEXT_ASKER, ChatOptions
 from molink.client.text.text_worker import ID_FORMAT, LENGTHS, MAX_BODY_BYTES, MAX_HEADER_BYTES
 from molink.shards.text.tokenizer import TokenizerError
 
@@ -44,7 +44,7 @@ class TextLimits:
     processes: int = 2
     """At once. A chat template never has the last of them, so that one that loops holds up no plain text."""
     waiting: int = 1024
-    """Jobs that wait for a process; more are refused."""
+    """Jobs that wait for a process, a quarter of them one asker's who is not this machine's user; more are refused."""
     waiting_s: float = 15.0
     """Longest wait for one."""
     job_s: float = 5.0
@@ -91,9 +91,10 @@ class TextProcesses:
         self._running = 0
         self._rendering = 0
         """Jobs of the chat template under way."""
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
-        self._jobs: dict[bytes, asyncio.Task[tuple[int, ...]]] = {}
-        """Those that wait or run, by what they are to do."""
+        self._waiting: dict[str, deque[_WaitingJob]] = {}
+        """By who asked (TEXT_ASKER), whose turn is next first."""
+        self._jobs: dict[tuple[str, bytes], asyncio.Task[tuple[int, ...]]] = {}
+        """Those that wait or run, by who asked and what they are to do."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,8 +133,9 @@ class TextProcesses:
         return await self._done("chat", _utf8(plain))
 
     async def _done(self, kind: str, body: bytes) -> tuple[int, ...]:
-        """The answer. Who asks for what is being done already, as the choices of one request do, shares it."""
-        key = hashlib.sha256(kind.encode() + body).digest()
+        """The answer. Who asks for what is being done for him already, as the choices of one request do, shares it; not
+        what is another's, which waits for that one's turn."""
+        key = TEXT_ASKER.get(), hashlib.sha256(kind.encode() + body).digest()
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = asyncio.create_task(self._run(kind, body), name=f"text: {kind}")
@@ -142,7 +144,7 @@ class TextProcesses:
         # let whoever asks and leaves cost a start each time.
         return await asyncio.shield(job)
 
-    def _forget(self, key: bytes, job: "asyncio.Task[tuple[int, ...]]") -> None:
+    def _forget(self, key: tuple[str, bytes], job: "asyncio.Task[tuple[int, ...]]") -> None:
         self._jobs.pop(key, None)
         if not job.cancelled():
             job.exception()  # seen, if all who waited have gone
@@ -167,21 +169,33 @@ class TextProcesses:
         if self._has_place(kind):
             self._take(kind)
             return
-        if len(self._waiting) >= self._limits.waiting:
+        asker = TEXT_ASKER.get()
+        if not self._may_wait(asker):
             raise SwarmUnavailable(_TOO_MANY, busy=True)
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append((kind, place))
+        waiting = _WaitingJob(kind, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(asker, deque()).append(waiting)
         try:
             async with asyncio.timeout(self._limits.waiting_s):
-                await place
+                await waiting.place
         except (asyncio.CancelledError, TimeoutError) as error:
-            if (kind, place) in self._waiting:
-                self._waiting.remove((kind, place))
-            elif not place.cancelled():
+            if waiting in self._waiting.get(asker, ()):
+                self._leave_queue(asker, waiting)
+            elif not waiting.place.cancelled():
                 self._release(kind)
             if isinstance(error, TimeoutError):
                 raise SwarmUnavailable(_TOO_MANY, busy=True) from error
             raise
+
+    def _may_wait(self, asker: str) -> bool:
+        most, own = self._limits.waiting, len(self._waiting.get(asker, ()))
+        if asker and own >= max(1, most // 4):
+            return False
+        return sum(map(len, self._waiting.values())) < most
+
+    def _leave_queue(self, asker: str, waiting: "_WaitingJob") -> None:
+        self._waiting[asker].remove(waiting)
+        if not self._waiting[asker]:
+            del self._waiting[asker]
 
     def _has_place(self, kind: str) -> bool:
         if self._running >= self._limits.processes:
@@ -195,12 +209,22 @@ class TextProcesses:
     def _release(self, kind: str) -> None:
         self._running -= 1
         self._rendering -= kind == "chat"
-        for waiting in tuple(self._waiting):
-            if self._has_place(waiting[0]):
-                self._waiting.remove(waiting)
-                if not waiting[1].done():
-                    self._take(waiting[0])
-                    waiting[1].set_result(None)
+        while (chosen := self._next()) is not None:
+            asker, waiting = chosen
+            self._leave_queue(asker, waiting)
+            if asker in self._waiting:  # before his next turn all others have theirs
+                self._waiting[asker] = self._waiting.pop(asker)
+            if not waiting.place.done():
+                self._take(waiting.kind)
+                waiting.place.set_result(None)
+
+    def _next(self) -> "tuple[str, _WaitingJob] | None":
+        """The first job that has a place of whoever's turn it is, with who asked."""
+        for asker, queue in self._waiting.items():
+            for waiting in queue:
+                if self._has_place(waiting.kind):
+                    return asker, waiting
+        return None
 
     async def _start(self) -> "_Process":
         memory_bytes = self._limits.memory_for(self._files)
@@ -231,6 +255,12 @@ class TextProcesses:
             return
         await process.end()
         self._processes.discard(process)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _WaitingJob:
+    kind: str
+    place: "asyncio.Future[None]"
 
 
 class _Process:

@@ -8,6 +8,7 @@ the package or lie on this machine run in a thread; those that peers handed out 
 import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -29,6 +30,9 @@ class ChatOptions:
 
 
 PLAIN_CHAT: Final = ChatOptions()
+TEXT_ASKER: ContextVar[str] = ContextVar("TEXT_ASKER", default="")
+"""Whose texts take turns with others' where they wait: a client that asks for several users sets each user's own around
+what it asks. Empty: this machine's user."""
 
 
 class TextWork(Protocol):

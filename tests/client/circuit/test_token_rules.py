@@ -20,7 +20,7 @@ from molink.shards.spec import MOST_GUESSED_TOKENS
 
 RULES = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=None)
 SCORED = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=2)
-TOP = (pb.TopLogprob(token_id=5, logprob=-0.5), pb.TopLogprob(token_id=6, logprob=-math.inf))
+TOP = (pb.TopLogprob(token_id=5, logprob=-0.5), pb.TopLogprob(token_id=6, logprob=-80.0))
 
 
 def intake(rules: TokenRules = RULES) -> TokenStream:
@@ -90,6 +90,7 @@ def test_what_no_honest_circuit_sends_is_the_heads_fault(wrong: pb.Token) -> Non
         token(logprob=-0.5, top=TOP[:1]),
         token(logprob=-0.5, top=[TOP[0], pb.TopLogprob(token_id=384, logprob=-1.0)]),
         token(logprob=-0.5, top=[TOP[0], pb.TopLogprob(token_id=6, logprob=math.nan)]),
+        token(logprob=-0.5, top=[TOP[0], pb.TopLogprob(token_id=6, logprob=-math.inf)]),
     ],
     ids=str,
 )
@@ -130,6 +131,8 @@ def test_log_probabilities_of_the_prompt_come_with_the_first_token_behind_it_alo
         told([-math.inf, -0.5], [7, 8], [-1.0, -0.25]),
         told([-2.0, -0.5], [384, 8], [-1.0, -0.25]),
         told([-2.0, -0.5], [7, 8], [-1.0, math.nan]),
+        told([-2.0, -0.5], [7, 8], [-1.0, -math.inf]),
+        told([-2.0, -0.5], [7, 8], [-1.0, 0.5]),
     ],
 )
 def test_log_probabilities_of_the_prompt_that_cannot_be_are_the_heads_fault(wrong: bytes) -> None:

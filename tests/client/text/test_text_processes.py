@@ -12,6 +12,7 @@ import pytest
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.text_processes import TextLimits, TextProcesses
+from molink.client.text.text_work import TEXT_ASKER
 from molink.shards.checkpoint import catalog
 from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.text.tokenizer import Tokenizer, TokenizerError
@@ -94,6 +95,38 @@ async def test_beyond_the_most_that_may_wait_a_text_is_refused_at_once() -> None
     assert [isinstance(outcome, tuple) for outcome in outcomes] == [True, True, False]
     assert isinstance(outcomes[2], SwarmUnavailable)
     assert outcomes[2].busy
+
+
+async def asked_by(asker: str, work: TextProcesses, text: str, ended: list[str]) -> None:
+    """Has a text turned into tokens, or counts it as refused."""
+    TEXT_ASKER.set(asker)
+    try:
+        await work.encode(text)
+        ended.append(asker)
+    except SwarmUnavailable:
+        ended.append(f"{asker}: refused")
+
+
+@pytest.mark.parametrize("text", ["another text", "text 6"])
+async def test_whoever_comes_behind_many_texts_of_one_asker_waits_for_one_of_them_and_not_for_all(
+    text: str,
+) -> None:
+    ended: list[str] = []
+    async with TextProcesses(bundled(), TextLimits(processes=1)) as work, asyncio.timeout(DEADLINE_S):
+        texts = [("greedy", f"text {n}") for n in range(8)] + [("late", text), ("later", text)]
+        await asyncio.gather(*(asked_by(asker, work, one, ended) for asker, one in texts))
+    assert ended[:4] == ["greedy", "greedy", "late", "later"]
+    assert len(ended) == len(texts)
+
+
+async def test_a_quarter_of_what_may_wait_is_one_askers_and_more_is_this_machines_users() -> None:
+    ended: list[str] = []
+    async with TextProcesses(bundled(), TextLimits(waiting=8, processes=1)) as work:
+        askers = ["greedy"] * 4 + [""] * 3 + ["late"]
+        async with asyncio.timeout(DEADLINE_S):
+            numbered = enumerate(askers)
+            await asyncio.gather(*(asked_by(asker, work, f"text {n}", ended) for n, asker in numbered))
+    assert sorted(ended) == sorted([*["greedy"] * 3, "greedy: refused", *[""] * 3, "late"])
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from molink.client.gateway.services.service_admin import opened_services
 from molink.client.gateway.services.service_keeper import ServiceKeeper
 from molink.client.gateway.services.service_routes import add_services
 from molink.client.text.demanded_calls import CallChoice, DemandedCalls
+from molink.client.text.text_work import TEXT_ASKER
 from molink.client.text.tool_calls import FORMS, ToolCall, ToolCallStream, types_of
 from molink.routing import Route
 from molink.routing.routes.route import RouteHop
@@ -180,6 +181,8 @@ class FakeSwarm:
     """Of each generation: what may make it faster."""
     scopes: list[bytes] = field(default_factory=list)
     """Of each generation: the scope in which it is guessed."""
+    text_askers: list[str] = field(default_factory=list)
+    """Of each text and chat that was turned into tokens alone, and of each generation: whose it is."""
     guessed_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -274,6 +277,7 @@ class FakeSwarm:
         return self._pieces(list(messages), params or SamplingParams(), timeout_s, calls)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
+        self.text_askers.append(TEXT_ASKER.get())
         return tuple(range(len(text.split())))
 
     async def tokenize_chat(
@@ -284,6 +288,7 @@ class FakeSwarm:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         del chat_template_kwargs
+        self.text_askers.append(TEXT_ASKER.get())
         words = " ".join(str(message["content"]) for message in messages)
         return tuple(range(len(words.split()) + 10 * len(tools)))
 
@@ -303,6 +308,7 @@ class FakeSwarm:
         if (span := CURRENT_SPAN.get()) is not None:
             self.trace_ids.append(span.context.trace_id)
         self.scopes.append(GUESS_SCOPE.get())
+        self.text_askers.append(TEXT_ASKER.get())
         PROMPT_COUNTED.get()(PROMPT_TOKENS)
         scored = []
         before = () if params.prompt_logprobs is None else _scored_prompt(params.prompt_logprobs)

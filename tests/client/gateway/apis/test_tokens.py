@@ -1,12 +1,16 @@
 """Text to token ids and back, ids of requests, streams that wait, and choices of one prompt."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.swarms.fake_swarm import CHAT, MODEL, FakeSwarm, error_of
+from support.gateways.gateway_keys import bearer, id_of, make_key
+from support.swarms.fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of, gateway
 
+from molink.client.errors import InvalidRequest
 from molink.client.gateway import generating
+from molink.client.gateway.accounts.api_keys import KeyLimits
 
 
 def test_a_text_and_a_chat_become_tokens(http: httpx.Client) -> None:
@@ -37,6 +41,67 @@ def test_a_wrong_question_is_answered_by_the_parameters_name(
     answer = refusing.post(path, json=body)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == parameter
+
+
+MESSAGE = CHAT | {"max_tokens": 9}
+WITH_TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", TEXT),
+    ("/v1/messages/count_tokens", MESSAGE),
+    ("/v1/messages", MESSAGE | {"stream": True}),
+    ("/v1/completions", TEXT),
+]
+
+
+def test_texts_take_turns_by_whose_they_are_and_those_of_this_machines_user_by_none(
+    swarm: FakeSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(http: httpx.Client, headers: dict[str, str]) -> set[str]:
+        swarm.text_askers.clear()
+        for path, body in WITH_TEXT:
+            assert http.post(path, json=body, headers=headers).status_code == 200
+        assert len(swarm.text_askers) == 5
+        return set(swarm.text_askers)
+
+    with gateway(swarm) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+        assert asked(http, {}) == {""}
+        monkeypatch.setattr("molink.client.gateway.middleware.user_of", lambda _: "203.0.113.7")
+        assert asked(http, {}) == {"203.0.113.7"}
+    key = make_key(tmp_path)
+    with (
+        gateway(swarm, accounts=(None, tmp_path)) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S) as http,
+    ):
+        assert asked(http, bearer(key)) == {f"key {id_of(key)}"}
+
+
+def test_a_message_that_its_key_does_not_let_in_is_not_counted_first(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    key = make_key(tmp_path, limits=KeyLimits(requests_per_minute=1))
+    with (
+        gateway(swarm, accounts=(None, tmp_path)) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S, headers=bearer(key)) as http,
+    ):
+        statuses = [http.post("/v1/messages", json=MESSAGE | {"stream": True}).status_code for _ in range(2)]
+    assert statuses == [200, 429]
+    assert len(swarm.text_askers) == 2  # the first one's count, and its generation
+
+
+def test_a_message_that_cannot_be_counted_keeps_no_place_of_its_key(
+    swarm: FakeSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> tuple[int, ...]:
+        raise InvalidRequest("the messages cannot be turned into tokens", "messages")
+
+    key = make_key(tmp_path, limits=KeyLimits(streams=1))
+    with (
+        gateway(swarm, accounts=(None, tmp_path)) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S, headers=bearer(key)) as http,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(FakeSwarm, "tokenize_chat", refuse)
+            assert http.post("/v1/messages", json=MESSAGE | {"stream": True}).status_code == 400
+        assert http.post("/v1/messages", json=MESSAGE | {"stream": True}).status_code == 200
 
 
 @pytest.mark.parametrize("given", ["abc-1", "x" * 200, "a b", ""])
