@@ -4,18 +4,23 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL, ColumnElement, Float, Table, event, func, literal, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from molink.client.gateway.accounts.errors import AccountsUnavailable, DatabaseUnusable, InvalidDatabaseUrl
+from molink.client.gateway.accounts.errors import (
+    AccountsUnavailable,
+    DatabaseUnusable,
+    InvalidDatabaseUrl,
+    OutcomeUnknown,
+)
 from molink.client.gateway.accounts.migrations.migrating import LATEST, migrate
 
 FILE_NAME: Final = "gateway.db"
@@ -33,6 +38,7 @@ _DRIVERS: Final = {
     "sqlite+aiosqlite": "sqlite+aiosqlite",
 }
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Database:
@@ -51,14 +57,22 @@ class Database:
     async def transaction(self, within_s: float = ANSWERS_WITHIN_S) -> AsyncIterator[AsyncConnection]:
         """A transaction that is committed at the end. SQLite has one at a time, of all processes.
 
+        Who is cancelled in it does not know whether it was committed, and whoever must runs all of it `to_its_end`.
+
         Raises:
-            AccountsUnavailable: the database cannot be reached, or not in time; nothing is committed, as far as known.
+            AccountsUnavailable: the database cannot be reached, or not in time; nothing is committed.
+            OutcomeUnknown: it was told to commit and did not answer.
         """
+        is_committing = False
         try:
-            async with asyncio.timeout(within_s), self._engine.begin() as connection:
-                yield connection
+            async with asyncio.timeout(within_s) as deadline, self._engine.connect() as connection:
+                async with connection.begin():
+                    yield connection
+                    is_committing = True
+                deadline.reschedule(None)  # it is committed, however long the connection takes to go back
         except self._failures as error:
-            raise AccountsUnavailable(_reason(error)) from error
+            is_known = not is_committing or _is_answer(error)
+            raise (AccountsUnavailable if is_known else OutcomeUnknown)(_reason(error)) from error
 
     def now_s(self) -> ColumnElement[float]:
         """Returns the time as an expression: PostgreSQL's own, since gateways' clocks differ; else this machine's."""
@@ -69,6 +83,21 @@ class Database:
     def insert(self, table: Table) -> "postgresql.Insert | sqlite.Insert":
         """Returns an INSERT that can say what happens where there is such a row."""
         return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Returns what the work comes to. Who is cancelled meanwhile waits for its end, which it has to have, and is
+    cancelled then."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()
 
 
 @asynccontextmanager
@@ -175,6 +204,7 @@ def _engine_for(url: URL, waits_s: float) -> AsyncEngine:
     engine = create_async_engine(url, pool_size=1, **common)
     event.listen(engine.sync_engine, "connect", partial(_prepare_sqlite, waits_s=waits_s))
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    event.listen(engine.sync_engine, "invalidate", _end_sqlite)
     return engine
 
 
@@ -191,6 +221,28 @@ def _begin_sqlite(connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's conne
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _end_sqlite(connection: Any, _record: object, error: BaseException | None) -> None:  # noqa: ANN401 - as above
+    """Ends a connection in whose statement somebody was cancelled; SQLAlchemy gives it up after this.
+
+    It would close it, which is not enough: SQLite keeps a closed connection's transaction, and so the file locked, for
+    as long as Python has a statement of it that was not read to its end, as tracebacks do. And who is cancelled a
+    second time would leave it open.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):  # the first one is under way already
+            connection.run_async(lambda driver: to_its_end(_rolled_back_and_closed(driver)))
+
+
+async def _rolled_back_and_closed(driver: Any) -> None:  # noqa: ANN401 - aiosqlite's connection, maybe not installed
+    """Once the statement has ended that its thread is at: no longer than SQLite waits for others."""
+    try:
+        await driver.rollback()
+    except (sqlite3.Error, ValueError) as error:  # aiosqlite's ValueError: it is closed
+        _log.info("a transaction that was cancelled could not be rolled back: %s", error)
+    finally:
+        await driver.close()
+
+
 def _driver_failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
     """What a driver raises on its own: SQLAlchemy does not wrap what happens while a connection is made."""
     if engine.dialect.name != "postgresql":
@@ -198,6 +250,12 @@ def _driver_failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
     import asyncpg
 
     return (asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def _is_answer(error: Exception) -> bool:
+    """Whether the database itself has refused, so that nothing is committed; else the connection failed, or time ran
+    out."""
+    return isinstance(error, DBAPIError) and not error.connection_invalidated
 
 
 def _reason(error: BaseException) -> str:

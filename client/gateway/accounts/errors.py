@@ -54,6 +54,10 @@ class AccountsUnavailable(Exception):
     """The database did not answer in time, or cannot be reached; the text is for the log alone."""
 
 
+class OutcomeUnknown(AccountsUnavailable):
+    """The database did not say whether it has committed. Who would do it again may do it twice."""
+
+
 class DatabaseUnusable(Exception):
     """The database cannot be used at all; the text is one sentence for whoever started the command."""
 

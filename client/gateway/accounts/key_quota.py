@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from molink.client.gateway.accounts.api_keys import KeyLimits
-from molink.client.gateway.accounts.errors import AccountsUnavailable, QuotaExceeded
+from molink.client.gateway.accounts.database import to_its_end
+from molink.client.gateway.accounts.errors import AccountsUnavailable, OutcomeUnknown, QuotaExceeded
 from molink.client.gateway.accounts.quota_levels import (
     SLICE_PART,
     Exchange,
@@ -201,15 +202,26 @@ class KeyQuota:
     async def _exchange(
         self, needs: Mapping[QuotaKind, float], returned: Mapping[QuotaKind, float], streams: int
     ) -> None:
-        for kind, amount in returned.items():
-            self._slices[kind] -= amount
+        """Leases and gives back. Where the database did not say whether it has done it, what was to be given back is
+        not given back again, and what is owed not owed again; what it may have granted fills up there as time passes.
+
+        Who is cancelled meanwhile waits until it is known, so that what is granted is spent or given back later.
+        """
         asked = Exchange(
             needs=needs, returned=returned, streams=streams, spare_streams=streams > self._streams.leased
         )
+        for kind, amount in returned.items():
+            self._slices[kind] -= amount
+        await to_its_end(self._settle(asked))
+
+    async def _settle(self, asked: Exchange) -> None:
+        """Has an exchange done, of which what is given back is no longer here."""
         try:
             done = await self._store.exchange(self._quota_id, self._limits, asked)
+        except OutcomeUnknown:
+            raise
         except BaseException:
-            for kind, amount in returned.items():
+            for kind, amount in asked.returned.items():
                 self._slices[kind] += amount
             raise
         self._exchanged_s = time.monotonic()

@@ -81,7 +81,7 @@ class Quotas:
                 _log.info("quotas are not given back now: %s", error)
 
     async def end(self) -> None:
-        """Gives everything back."""
+        """Gives everything back, within ENDS_WITHIN_S, or once the transaction has ended that is under way then."""
         refills = tuple(self._refills.values())
         for task in refills:
             task.cancel()

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from typing import Final
 
-from molink.client.gateway.accounts.errors import AccountsUnavailable
+from molink.client.gateway.accounts.database import to_its_end
+from molink.client.gateway.accounts.errors import AccountsUnavailable, OutcomeUnknown
 from molink.client.gateway.accounts.key_store import KeyStore
 from molink.client.gateway.accounts.usage_store import UsageCounts, UsageDay, UsageLine, UsageStore, day_of
 
@@ -63,11 +64,17 @@ class UsageLedger:
                 failed = False
 
     async def write(self) -> None:
-        """Writes what waits. What cannot be written goes on waiting.
+        """Writes what waits. What cannot be written goes on waiting; what may have been written, as the database did
+        not say, is not counted again: rather is it lost than charged twice.
+
+        Who is cancelled meanwhile waits until it is known, which takes no longer than a transaction may.
 
         Raises:
             AccountsUnavailable: as `Database.transaction` does.
         """
+        await to_its_end(self._write())
+
+    async def _write(self) -> None:
         counts, self._counts = self._counts, {}
         last_used_at_s, self._last_used_at_s = self._last_used_at_s, {}
         try:
@@ -77,6 +84,12 @@ class UsageLedger:
             if last_used_at_s and self._keys is not None:
                 await self._keys.note_use(last_used_at_s)
                 last_used_at_s = {}
+        except OutcomeUnknown as error:
+            if counts:
+                requests = sum(one.requests for one in counts.values())
+                _log.error("usage of %d requests may be lost, and is not written again: %s", requests, error)
+            counts = {}
+            raise
         finally:
             for of, more in counts.items():
                 self._add(of, more)

@@ -1,14 +1,20 @@
 """What a gateway has leased of a key's quota: spent without asking, and given back; gateways side by side keep one."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.client.gateway.accounts.api_keys import ApiKey, KeyLimits, KeyScope
-from molink.client.gateway.accounts.errors import AccountsUnavailable, DemandTooLarge, QuotaExceeded
+from molink.client.gateway.accounts.errors import (
+    AccountsUnavailable,
+    DemandTooLarge,
+    OutcomeUnknown,
+    QuotaExceeded,
+)
 from molink.client.gateway.accounts.key_quota import KeyQuota, duration
 from molink.client.gateway.accounts.quota_levels import (
     Exchange,
@@ -36,6 +42,13 @@ class Ledger:
         self.answers = asyncio.Event()
         self.answers.set()
         """Cleared by a test: who asks waits."""
+        self.commits = asyncio.Event()
+        """Set when what somebody asked for is done."""
+        self.confirms = asyncio.Event()
+        self.confirms.set()
+        """Cleared by a test: who asks waits though it is done."""
+        self.is_silent = False
+        """Set by a test: who asks is not told that it is done."""
 
     def of(self, gateway: str) -> "LedgerOfGateway":
         return LedgerOfGateway(self, gateway)
@@ -59,6 +72,10 @@ class LedgerOfGateway:
         done = exchanged(limits, ledger.levels, asked, elsewhere, NOW_S)
         ledger.levels = done.levels
         ledger.streams[self._gateway] = done.streams
+        ledger.commits.set()
+        await ledger.confirms.wait()
+        if ledger.is_silent:
+            raise OutcomeUnknown("silent")
         await asyncio.sleep(0)
         return done
 
@@ -239,6 +256,65 @@ async def test_what_lies_idle_goes_back_and_what_is_under_way_stays(monkeypatch:
     assert ledger.levels[QuotaKind.TOKENS].left == 800
     assert ledger.streams["a"] == 0
     assert quota.is_idle
+
+
+async def cancelled_once_done(ledger: Ledger, work: Coroutine[Any, Any, None]) -> None:
+    """Cancels work after what it asks for is done, and before it is told so."""
+    ledger.commits.clear()
+    ledger.confirms.clear()
+    working = asyncio.create_task(work)
+    async with asyncio.timeout(DEADLINE_S):
+        await ledger.commits.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        ledger.confirms.set()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+
+@pytest.mark.anyio
+async def test_whoever_is_cancelled_as_a_slice_goes_back_does_not_give_it_back_again() -> None:
+    ledger = Ledger()
+    quota = KeyQuota("k", KeyLimits(tokens_per_day=8000), ledger.of("a"))
+    other = KeyQuota("k", KeyLimits(tokens_per_day=8000), ledger.of("b"))
+    await other.take({QuotaKind.DAY_TOKENS: 5000}, 1)
+    await quota.take({QuotaKind.DAY_TOKENS: 10}, 1)
+    await cancelled_once_done(ledger, quota.tend(ends=True))
+    await quota.tend(ends=True)
+    await other.tend(ends=True)
+    assert ledger.levels[QuotaKind.DAY_TOKENS].left == 8000 - 5010
+
+
+@pytest.mark.anyio
+async def test_what_was_granted_to_somebody_who_was_cancelled_is_the_next_ones() -> None:
+    ledger = Ledger()
+    quota = KeyQuota("k", KeyLimits(tokens_per_day=8000), ledger.of("a"))
+    await cancelled_once_done(ledger, quota.take({QuotaKind.DAY_TOKENS: 10}, 1))
+    ledger.fails = True
+    await quota.take({QuotaKind.DAY_TOKENS: 10}, 1)
+    ledger.fails = False
+    await quota.tend(ends=True)
+    assert ledger.levels[QuotaKind.DAY_TOKENS].left == 8000 - 10
+
+
+@pytest.mark.parametrize("beyond", [0, 3000])
+@pytest.mark.anyio
+async def test_what_may_have_gone_back_or_been_charged_is_not_given_back_or_charged_again(
+    beyond: int,
+) -> None:
+    ledger = Ledger()
+    quota = KeyQuota("k", KeyLimits(tokens_per_day=8000), ledger.of("a"))
+    other = KeyQuota("k", KeyLimits(tokens_per_day=8000), ledger.of("b"))
+    await other.take({QuotaKind.DAY_TOKENS: 2000}, 1)
+    await quota.take({QuotaKind.DAY_TOKENS: 10}, 1)
+    quota.give_back({QuotaKind.DAY_TOKENS: -beyond}, 0)
+    ledger.is_silent = True
+    with pytest.raises(AccountsUnavailable):
+        await quota.tend(ends=True)
+    ledger.is_silent = False
+    await quota.tend(ends=True)
+    await other.tend(ends=True)
+    assert ledger.levels[QuotaKind.DAY_TOKENS].left == 8000 - 2010 - beyond
 
 
 steps = st.lists(
