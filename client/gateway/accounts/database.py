@@ -225,8 +225,8 @@ def _end_sqlite(connection: Any, _record: object, error: BaseException | None) -
     """Ends a connection in whose statement somebody was cancelled; SQLAlchemy gives it up after this.
 
     It would close it, which is not enough: SQLite keeps a closed connection's transaction, and so the file locked, for
-    as long as Python has a statement of it that was not read to its end, as tracebacks do. And who is cancelled a
-    second time would leave it open.
+    as long as Python has a statement of it that was not read to its end, as tracebacks have. Who is cancelled again
+    meanwhile waits all the same; SQLAlchemy would leave a task behind that never ends.
     """
     if isinstance(error, asyncio.CancelledError):
         with suppress(asyncio.CancelledError):  # the first one is under way already

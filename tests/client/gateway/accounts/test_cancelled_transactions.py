@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from types import coroutine
@@ -95,8 +95,28 @@ async def test_whoever_is_cancelled_in_a_transaction_at_whatever_moment_keeps_no
             await asyncio.gather(tasks[-1], return_exceptions=True)
             before = await written(other)
             await UsageStore(other).add({DAY: ONCE})
-            assert await written(database) == before.plus(ONCE)
+            # PostgreSQL may do a moment later what somebody was cancelled in as it was told to commit.
+            assert (await written(database)).requests > before.requests
     assert len(tasks) > tasks[-1].result() > 10
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 50])
+async def test_whoever_is_cancelled_while_another_writes_does_not_lock_the_file_afterwards(
+    tmp_path: Path, times: int
+) -> None:
+    path = tmp_path / "a.db"
+    tasks: list[asyncio.Task[int]] = []
+    async with opened_database(f"sqlite:///{path}", tmp_path) as database:
+        for moment in range(1, 20):
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                work = cancelled_at(read_and_write(database), moment, times, answered=False)
+                tasks.append(asyncio.create_task(work))
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                other.execute("COMMIT")
+            await asyncio.gather(tasks[-1], return_exceptions=True)
+            await UsageStore(database).add({DAY: ONCE})
 
 
 async def test_whoever_is_cancelled_again_and_again_at_any_moment_waits_for_the_end_of_what_must_end() -> (
