@@ -115,7 +115,7 @@ def _scraped(prometheus: str, port: int, targets: tuple[str, str]) -> None:
             prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
             f"--web.listen-address=127.0.0.1:{port}",
         ]  # fmt: skip
-        with started(command, folder, lambda: answers_at(f"{url}/-/ready")):
+        with started(command, folder, lambda: answers_at(f"{url}/-/ready", well=True)):
             assert _value(url, 'up{job="molink-gateway"}') == 1
             assert _value(url, 'up{job="molink-peer"}') == 1
             tokens = f'molink_gateway_tokens_total{{model="{MODEL}", kind="generated"}}'

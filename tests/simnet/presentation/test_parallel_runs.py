@@ -30,14 +30,16 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_are_in_the_order_of_the_cells(jobs: int) -> None:
+    before = set(active_children())
     assert run_all(math.sqrt, [4.0, 1.0, 9.0], jobs, weight=float, name="roots") == [2.0, 1.0, 3.0]
-    assert active_children() == []
+    assert set(active_children()) <= before
 
 
 def test_an_error_of_one_cell_ends_the_others() -> None:
+    before = set(active_children())
     with pytest.raises(ValueError, match="non-negative"):
         run_all(time.sleep, [LONG_S, -1.0], 2, weight=float, name="sleepers")
-    assert active_children() == []
+    assert set(active_children()) <= before
 
 
 @pytest.fixture

@@ -57,10 +57,10 @@ def started(command: Sequence[str | Path], folder: Path, answers: Callable[[], b
             process.wait(STARTS_WITHIN_S)
 
 
-def answers_at(url: str) -> bool:
-    """Whether something answers there, whatever it says."""
+def answers_at(url: str, *, well: bool = False) -> bool:
+    """Whether something answers there, whatever it says; or `well`, with a status of success."""
     try:
-        httpx.get(url, timeout=5)
+        answer = httpx.get(url, timeout=5)
     except httpx.TransportError:
         return False
-    return True
+    return answer.is_success or not well
