@@ -8,6 +8,7 @@ compared the other way round: digests are asked for first, and then the records 
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,13 @@ _MOST_DELAY_S = 2.0
 """Of an answer that is to bring two tables together, where this peer has sent much of late."""
 LIMITS = ConnectionLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
 """Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
+_FREE_ENTRIES = 1024
+"""That an identity gets at once beside two whole tables, and again in REGAINED_S: tables of small swarms are copied
+whole for as long as that lasts."""
+REGAINED_S = 300.0
+COUNT_EVERY_S = 10.0
+_MOST_REMEMBERED = 4096
+"""Identities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,42 @@ class PullResult:
     """Records that were true, new and said within `HOT_S`: they are on their way, and others may lack them too."""
 
 
+class TableAllowances:
+    """Allowances of entries by identity, each a token bucket. Pure, and bounded: who asked longest ago is forgotten."""
+
+    def __init__(self) -> None:
+        self._owed: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Entries, and when they were counted."""
+
+    def has_left(self, peer_id: str, peers: int, now: float) -> bool:
+        """Whether that identity may ask a table of so many peers for more now."""
+        return self._owed_by(peer_id, peers, now) <= _most_entries(peers)
+
+    def spend(self, peer_id: str, entries: int, peers: int, now: float) -> None:
+        """Counts what it was sent."""
+        self._owed[peer_id] = self._owed_by(peer_id, peers, now) + entries, now
+        self._owed.move_to_end(peer_id)
+        if len(self._owed) > _MOST_REMEMBERED:
+            self._owed.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def _owed_by(self, peer_id: str, peers: int, now: float) -> float:
+        owed, at = self._owed.get(peer_id, (0.0, now))
+        return max(0.0, owed - (now - at) * _most_entries(peers) / REGAINED_S)
+
+
+def _most_entries(peers: int) -> int:
+    return 2 * peers + _FREE_ENTRIES
+
+
 class TableService:
     """Anti-entropy server: answers pulls.
 
     Who opens a stream and asks nothing takes nobody's place. Of one identity two callers are answered at a time, of one
     network sixteen, of all thirty-two; where there is no room, one whose answer takes longer than two seconds goes, and
-    may ask another peer.
+    may ask another peer. So may one that has been sent two whole tables, and as much of them again only as time passes.
     """
 
     def __init__(
@@ -87,6 +125,9 @@ class TableService:
         self._host_of = host_of
         self._limiter = ConnectionLimiter(LIMITS, is_member)
         self._callers: dict[int, trio.CancelScope] = {}
+        self._allowances = TableAllowances()
+        self._counted, self._counted_s = 0, -COUNT_EVERY_S
+        """How many peers the table had, and when."""
 
     async def serve(self, stream: CompressedStream) -> None:
         entry = self._limiter.admit(trio.current_time(), network_of(self._host_of(stream.peer_id)))
@@ -113,6 +154,8 @@ class TableService:
         self._send_away(entry.sent_away)
         if entry.guest is None or not _is_bounded(request):
             return False
+        if not self._allowances.has_left(stream.peer_id, self._peers(), trio.current_time()):
+            return False
         self._limiter.mark_busy(caller)
         with trio.move_on_after(self._timeout_s) as answering:
             async with trio.open_nursery() as nursery:
@@ -130,12 +173,24 @@ class TableService:
         if len(request.peer_tags) != 1 or request.sequences:
             await self._traffic.wait_turn(_MOST_DELAY_S)
         batch: list[bytes] = []
-        for entry in _entries(self._membership, request):
-            batch.append(entry)
-            if len(batch) == _BATCH:
-                await stream.send(batch)
-                batch.clear()
-        await stream.send([*batch, b""])
+        sent = 0
+        try:
+            for entry in _entries(self._membership, request):
+                batch.append(entry)
+                if len(batch) == _BATCH:
+                    sent += _BATCH
+                    await stream.send(batch)
+                    batch.clear()
+            sent += len(batch)
+            await stream.send([*batch, b""])
+        finally:
+            self._allowances.spend(stream.peer_id, sent, self._peers(), trio.current_time())
+
+    def _peers(self) -> int:
+        """Roughly, since who asks for a few peers has the others not looked at."""
+        if trio.current_time() >= self._counted_s + COUNT_EVERY_S:
+            self._counted, self._counted_s = self._membership.peers(), trio.current_time()
+        return self._counted
 
     def _send_away(self, callers: tuple[int, ...]) -> None:
         for caller in callers:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of, state_of
 from support.swarms.virtual_swarm import stream_pair
 
-from molink.dht.gossip.table import DIGESTS, HOT_S, MAX_TAGS, TableService, digests_in, pull
+from molink.dht.gossip import table
+from molink.dht.gossip.table import (
+    DIGESTS,
+    HOT_S,
+    MAX_TAGS,
+    REGAINED_S,
+    TableAllowances,
+    TableService,
+    digests_in,
+    pull,
+)
 from molink.dht.gossip.table_reader import TableReader
 from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.compressed_stream import CompressedStream
@@ -177,17 +187,73 @@ def test_a_question_with_fewer_sequences_than_peers_or_more_peers_than_may_be_is
         answer_of(theirs, ask)
 
 
-def answer_of(theirs: Membership, ask: Callable[[CompressedStream], Awaitable[AnswerT]]) -> AnswerT:
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 100.0)), max_size=60), st.integers(0, 3000))
+def test_an_identity_gets_two_whole_tables_and_further_ones_as_time_passes(
+    asked: list[tuple[str, float]], peers: int
+) -> None:
+    allowances, now = TableAllowances(), 0.0
+    got = {"a": 0, "b": 0}
+    for peer_id, waited_s in asked:
+        now += waited_s
+        if may := allowances.has_left(peer_id, peers, now):
+            got[peer_id] += peers
+            allowances.spend(peer_id, peers, peers, now)
+        assert may or got[peer_id] > 2 * peers
+        assert got[peer_id] <= (2 * peers + 1024) * (1 + now / REGAINED_S) + peers
+
+
+def test_of_so_many_identities_and_no_more_it_is_known_what_they_got() -> None:
+    allowances = TableAllowances()
+    for number in range(5000):
+        allowances.spend(str(number), 10_000, 10, 0.0)
+    assert len(allowances) == 4096
+    assert not allowances.has_left("4999", 10, 0.0)
+
+
+def test_who_asks_for_a_table_again_and_again_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_FREE_ENTRIES", 0)
+    theirs = Membership(None, lambda: None, clock=lambda: 0.0)
+    for one in (ADA, EVE):
+        theirs.receive(sign_facts(facts_of(one), one))
+        theirs.receive(sign_state(state_of(one, sequence=7), one))
+    service = service_of(theirs)
+
+    async def copy(asker: Identity) -> int:
+        near, far = stream_pair(lambda _: None, lambda _: None)
+        ours = Membership(None, lambda: None, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.serve, CompressedStream(FrameStream(far, asker.peer_id)))
+            with contextlib.suppress(StreamEndedError):
+                return (
+                    await pull(CompressedStream(FrameStream(near, BOB.peer_id)), ours, timeout_s=5.0)
+                ).entries
+        return 0
+
+    async def scenario() -> list[int]:
+        return [await copy(asker) for asker in (ADA, ADA, ADA, ADA, ADA, EVE)]
+
+    assert trio.run(scenario) == [2, 2, 2, 0, 0, 2]
+
+
+def service_of(theirs: Membership) -> TableService:
+    return TableService(
+        theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
+    )
+
+
+def answer_of(
+    theirs: Membership,
+    ask: Callable[[CompressedStream], Awaitable[AnswerT]],
+    service: TableService | None = None,
+) -> AnswerT:
     """What a question brings that is asked of a table over a stream of its own."""
 
     async def asked() -> AnswerT:
         near, far = stream_pair(lambda _: None, lambda _: None)
-        service = TableService(
-            theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
-        )
+        answering = service or service_of(theirs)
         with trio.fail_after(10.0):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(service.serve, CompressedStream(FrameStream(far, ADA.peer_id)))
+                nursery.start_soon(answering.serve, CompressedStream(FrameStream(far, ADA.peer_id)))
                 return await ask(CompressedStream(FrameStream(near, BOB.peer_id)))
 
     return trio.run(asked)
@@ -197,9 +263,7 @@ class OneTable:
     """A host that is connected to one other, which serves that table; its second stream does not open."""
 
     def __init__(self, theirs: Membership, nursery: trio.Nursery) -> None:
-        self._service = TableService(
-            theirs, TrafficCounters(), timeout_s=5.0, host_of=lambda _: "", is_member=lambda _: True
-        )
+        self._service = service_of(theirs)
         self._nursery = nursery
         self._streams = 0
 
