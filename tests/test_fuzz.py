@@ -36,6 +36,7 @@ from molink.peer.wire.reach.relay_client import endpoint, host_and_port_of
 from molink.peer.wire.reach.relay_proof import check_relay, check_user, new_challenge, prove_relay, prove_user
 from molink.shards.checkpoint import catalog, store
 from molink.shards.checkpoint.manifest import canonical_json
+from molink.shards.checkpoint.stored_quantization import stored_quantization
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
 pytestmark = pytest.mark.fuzz
@@ -257,6 +258,56 @@ def test_any_manifest_is_a_model_or_a_value_error(manifest: bytes, data: st.Data
         assert str(error)  # noqa: PT017 - many are refused
         return
     assert isinstance(spec, ModelSpec)
+
+
+LIKELY_VALUES = st.one_of(
+    objects, st.lists(objects, min_size=2, max_size=2), st.lists(st.just("sliding_attention"), max_size=2)
+)
+FIELDS = (
+    *(
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+    ),
+    *("max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window", "kv_lora_rank"),
+    *("qk_rope_head_dim", "index_head_dim", "word_embed_proj_dim", "tie_word_embeddings", "text_config"),
+    *("eos_token_id", "dtype", "torch_dtype", "linear_num_value_heads", "conv_L_cache"),
+)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "opt", "qwen3_next", "deepseek_v3", "lfm2"])
+@given(data=st.data())
+def test_any_value_in_a_configuration_is_a_model_or_a_value_error(
+    manifest: bytes, architecture: str, data: st.DataObject
+) -> None:
+    content = json.loads(manifest)
+    fields = data.draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=2))
+    content["configuration"] |= {"model_type": architecture, "num_key_value_heads": 4}
+    content["configuration"] |= {field: data.draw(LIKELY_VALUES) for field in fields}
+    try:
+        spec = store.describe(store.Manifest.from_bytes(canonical_json(content)), "float32", "none")
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - many are refused
+        return
+    assert isinstance(spec, ModelSpec)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+@given(data=st.data())
+def test_any_stored_quantization_is_one_that_is_known_or_refused(method: str, data: st.DataObject) -> None:
+    names = ("quant_method", "bits", "version", "checkpoint_format", "group_size", "weight_block_size")
+    fields = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2))
+    settings = {"quant_method": method} | {field: data.draw(LIKELY_VALUES) for field in fields}
+    try:
+        stored = stored_quantization({"quantization_config": settings})
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - many are refused
+        return
+    assert stored is not None
+    assert len(stored.block) == 2
 
 
 @pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])

@@ -66,7 +66,7 @@ def dimensions(configuration: Settings) -> Dimensions:
     configuration = converted_settings(configuration)
     values = _plain_values(configuration) or _transformers_values(configuration)
     layers = _size(values, "num_hidden_layers", MAX_LAYERS)
-    kinds: Sequence[str] = values.get("layer_types") or ("full_attention",) * layers
+    kinds = _layer_types(values.get("layer_types")) or ("full_attention",) * layers
     if len(kinds) != layers:
         raise StoreError(f"config.json names the kinds of {len(kinds)} layers and has {layers}.")
     attends = any(kind not in KEEPS_NO_KEYS for kind in kinds)
@@ -93,7 +93,10 @@ def dimensions(configuration: Settings) -> Dimensions:
         )
     states = values.get("states") or (StateSize(),) * layers
     windows = _windows(values, layers)
-    shared = vocabulary_size * (values.get("word_embed_proj_dim") or hidden_size) if values["tied"] else 0
+    embedded = (
+        _size(values, "word_embed_proj_dim", MAX_WIDTH) if values.get("word_embed_proj_dim") else hidden_size
+    )
+    shared = vocabulary_size * embedded if values["tied"] else 0
     return Dimensions(
         layers, hidden_size, vocabulary_size, context_length, kv_elements, windows, shared, states
     )
@@ -118,6 +121,25 @@ def _windows(values: Mapping[str, object], layers: int) -> tuple[int | None, ...
     if not isinstance(kinds, Sequence) or len(kinds) < layers:
         return (None,) * layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds[:layers])
+
+
+def _layer_types(stated: object) -> Sequence[str]:
+    """The kinds of layers that a configuration names; none if it names none."""
+    if stated is None:
+        return ()
+    if not isinstance(stated, list | tuple) or not all(isinstance(kind, str) for kind in stated):
+        raise StoreError(f"config.json says {repr(stated)[:80]} for layer_types; it must be a list of names.")
+    return stated
+
+
+def _refuse_many_layers(configuration: Settings) -> None:
+    """Of a number of layers that no model has, a configuration class would make lists that fill the memory."""
+    text = configuration.get("text_config")
+    for place in (configuration, text if isinstance(text, dict) else {}):
+        for key in _LONG_KEYS["num_hidden_layers"]:
+            count = place.get(key)
+            if type(count) is int and count > MAX_LAYERS:
+                _size(place, key, MAX_LAYERS)
 
 
 def _size(values: Mapping[str, object], key: str, most: int) -> int:
@@ -164,6 +186,7 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
             f"transformers does "
             "not have. Upgrade transformers, or choose another model."
         )
+    _refuse_many_layers(configuration)
     try:
         whole = CONFIG_MAPPING[architecture].from_dict(_untagged(dict(configuration)))
         config = whole.get_text_config(decoder=True)
@@ -182,7 +205,7 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
     elif hasattr(config, "swa_num_key_value_heads"):
         values["layers_own"] = tuple(
             {key: getattr(config, f"swa_{key}", None) for key in _PER_LAYER_KEYS} if "sliding" in kind else {}
-            for kind in itertools.islice(config.layer_types, MAX_LAYERS)
+            for kind in itertools.islice(_layer_types(config.layer_types), MAX_LAYERS)
         )
     if (
         not getattr(config, "is_heterogeneous", False)
@@ -211,7 +234,7 @@ def _states(config: Any) -> tuple[StateSize, ...]:  # noqa: ANN401 - any of tran
     """Raises `StoreError` for sizes that no model has."""
     try:
         states = state_sizes(config)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"config.json does not say what its layers keep of a session: {error}") from error
     for state in states[:MAX_LAYERS]:
         for numbers in (state.in_model_type, state.in_float32):

@@ -80,8 +80,12 @@ def stored_quantization(configuration: Mapping[str, Any]) -> StoredQuantization 
         )
     if not isinstance(group, int) or (group < 1 and group != -1):
         raise UnsupportedStorage(f"its groups have {group!r} weights")
-    if len(block) != 2 or not all(isinstance(size, int) and size >= 0 for size in block):
-        raise UnsupportedStorage(f"its blocks are {block!r}")
+    if (
+        not isinstance(block, list | tuple)
+        or len(block) != 2
+        or not all(isinstance(size, int) and size >= 0 for size in block)
+    ):
+        raise UnsupportedStorage(f"its blocks are {repr(block)[:80]}")
     return StoredQuantization(method, bits, group, int(method == "gptq" and form == "gptq"), tuple(block))
 
 

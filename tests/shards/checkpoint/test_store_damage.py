@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from support.models.stored_models import copy_of, edit, write_llama, write_model
 from support.properties import examples
 
+from molink.shards.checkpoint.dimensions import dimensions
 from molink.shards.checkpoint.store import (
     StoreError,
     read_manifest,
 )
+from molink.shards.checkpoint.stored_quantization import UnsupportedStorage, stored_quantization
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,40 @@ def test_damaged_configurations_are_refused(content: str, llama: Path, tmp_path:
 
     with pytest.raises(StoreError, match=r"config\.json"):
         read_manifest(folder)
+
+
+SETTINGS = {
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("kinds", [5, [[1]], [3], {"full_attention": 1}, "f"], ids=repr)
+def test_kinds_of_layers_that_are_no_names_are_refused(architecture: str, kinds: object) -> None:
+    with pytest.raises(StoreError, match=r"config\.json"):
+        dimensions({**SETTINGS, "model_type": architecture, "layer_types": kinds})
+
+
+@pytest.mark.parametrize("width", ["x", [64], -1, 1.5], ids=repr)
+def test_a_width_of_embeddings_that_is_no_size_is_refused(width: object) -> None:
+    settings = {**SETTINGS, "model_type": "opt", "tie_word_embeddings": True}
+    assert dimensions({**settings, "word_embed_proj_dim": 32}).shared_elements == 32 * 100
+    with pytest.raises(StoreError, match="word_embed_proj_dim"):
+        dimensions({**settings, "word_embed_proj_dim": width})
+
+
+@pytest.mark.parametrize("architecture", ["opt", "gemma3_text"])
+def test_layers_beyond_number_are_refused_before_anything_is_made_for_each(architecture: str) -> None:
+    with pytest.raises(StoreError, match="from 1 to 1024"):
+        dimensions({**SETTINGS, "model_type": architecture, "num_hidden_layers": 10**30})
+
+
+@pytest.mark.parametrize("block", [5, "ab", {"a": 1, "b": 2}, [128], ["x", 128]], ids=repr)
+def test_blocks_that_are_no_two_sizes_are_refused(block: object) -> None:
+    with pytest.raises(UnsupportedStorage, match="blocks"):
+        stored_quantization({"quantization_config": {"quant_method": "fp8", "weight_block_size": block}})
