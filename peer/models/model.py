@@ -1,6 +1,7 @@
 """Which model a peer serves, and in which numbers: what it was told, else what the swarm that it joins needs."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -140,8 +141,8 @@ class LocalModel:
         held: Collection[int] = (),
     ) -> T:
         """What `load` makes of the tensors of `span`, which are fetched before if they come from a hub; None for those
-        of the folder. If the disk has spoiled them, they are fetched again, once. Those of layers that are `held` in
-        another form are not needed.
+        of the folder. If the disk has spoiled them or cannot read them, they are fetched again, once. Those of layers
+        that are `held` in another form are not needed.
 
         Raises:
             WeightsError, OSError: they cannot be fetched; and whatever `load` raises.
@@ -150,7 +151,9 @@ class LocalModel:
             return load(None, progress)
         try:
             return self._fetch_and_load(self.hub, span, progress, load, held)
-        except WeightsError:
+        except (WeightsError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise
             if not self.hub.drop_damaged(span, self.manifest):
                 raise
             return self._fetch_and_load(self.hub, span, progress, load, held)

@@ -8,6 +8,7 @@ users/ID.lock, .json   a process that uses the store, and what may not be remove
 lock                   held for moments, by whoever changes what is there or in use
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -35,6 +36,8 @@ DISK_RESERVE_BYTES: Final = 2**29
 _READ_BYTES: Final = 2**22
 _BLOCK_BYTES: Final = 512
 """The unit of `st_blocks`, whatever the file system's blocks are."""
+_OWN_TROUBLE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What says nothing of the file that cannot be read."""
 
 
 class StoreFull(Exception):
@@ -160,10 +163,12 @@ class BlobStore:
         return there
 
     def drop_damaged(self, sha256s: Iterable[str]) -> int:
-        """Removes those of the blobs that are not what their name says; how many."""
-        damaged = [
-            path for path in map(self.blob, sha256s) if path.is_file() and hash_file(path) != path.name
-        ]
+        """Removes those of the blobs that are not what their name says, or that the disk cannot read; how many.
+
+        Raises:
+            OSError: the process lacks files or memory to look at them; or one cannot be removed.
+        """
+        damaged = [path for path in map(self.blob, sha256s) if path.is_file() and _is_damaged(path)]
         for path in damaged:
             self.known.forget(path)
             path.unlink(missing_ok=True)
@@ -260,6 +265,15 @@ def hash_file(path: Path) -> str:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest()
+
+
+def _is_damaged(blob: Path) -> bool:
+    try:
+        return hash_file(blob) != blob.name
+    except OSError as error:
+        if error.errno in _OWN_TROUBLE:
+            raise
+        return True
 
 
 def _taken_bytes(stat: os.stat_result) -> int:

@@ -1,11 +1,13 @@
 """A peer and a model of a hub: by whose word it is known, and that a broken one is refused whole."""
 
 import asyncio
+import errno
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from molink.shards.checkpoint.store import StoreError, describe, read_manifest
 from molink.shards.errors import WeightsError
 from molink.shards.hub.hub_weights import HubWeights
 from molink.shards.spec import Span
+from molink.shards.store.blob_part import BlobPart
 from molink.shards.store.blobs import BlobStore
 
 Tensors = dict[str, torch.Tensor]
@@ -238,6 +241,35 @@ def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubS
         again = model.load(Span(1, 2), "cpu").model.state_dict()
     assert again.keys() == expected.keys()
     assert all(again[name].equal(expected[name]) for name in expected)
+
+
+def test_what_the_disk_cannot_read_any_more_is_fetched_again_when_it_is_loaded(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with side.store() as store:
+        model = hub_model(side, store)
+        with side.weights(store).ready(Span(1, 2), side.manifest, lambda *_: None) as parts:
+            path = parts[UP].path
+        bad_inode = path.stat().st_ino
+        whole = path.with_name("whole")
+        whole.hardlink_to(path)  # its inode is not used again
+        opened = Path.open
+
+        def unreadable(self: Path, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as Path.open
+            if self == path and path.stat().st_ino == bad_inode:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return opened(self, *args, **options)
+
+        monkeypatch.setattr(Path, "open", unreadable)
+
+        def read(parts: Mapping[str, BlobPart] | None, _: Callable[[int, int], None]) -> bytes:
+            assert parts is not None
+            with parts[UP].path.open("rb") as file:
+                return file.read()
+
+        assert model.with_parts(Span(1, 2), lambda *_: None, read) == whole.read_bytes()
+        assert path.stat().st_ino != bad_inode
+        assert model.load(Span(1, 2), "cpu").span == Span(1, 2)
 
 
 def without(tensors: Tensors) -> Tensors:

@@ -1,5 +1,6 @@
 """The store on disk: within its size, the least recently used first out, never what somebody uses."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -236,6 +237,31 @@ def test_an_unfinished_tensor_knows_its_missing_pieces_after_any_interruption(
                 again.mark(piece)
             assert again.missing() == ()
             assert again.finish().read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("number", "gone"),
+    [
+        (errno.EIO, True),
+        (errno.EACCES, True),
+        (errno.EMFILE, False),
+        (errno.ENFILE, False),
+        (errno.ENOMEM, False),
+    ],
+    ids=["EIO", "EACCES", "EMFILE", "ENFILE", "ENOMEM"],
+)
+def test_what_the_disk_cannot_read_is_damaged_and_what_the_process_cannot_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, gone: bool
+) -> None:
+    def fail(path: Path) -> str:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with BlobStore(tmp_path, 1000) as store:
+        sha256 = put_unused(store, b"1" * 400, 1)
+        monkeypatch.setattr(blobs, "hash_file", fail)
+        with nullcontext() if gone else pytest.raises(OSError, match=os.strerror(number)):
+            assert store.drop_damaged([sha256]) == 1
+        assert there(store, sha256) == [not gone]
 
 
 def test_an_empty_tensor_is_there_at_once(tmp_path: Path) -> None:
