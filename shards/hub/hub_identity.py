@@ -5,15 +5,17 @@ model reads all of it; those who join compare what they fetch with what the foun
 """
 
 import hashlib
+import secrets
 import threading
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Final
 
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.safetensors_header import StoredTensor
 from molink.shards.hub.fetching import ByteCounter, Job, Progress, run_all
-from molink.shards.hub.hub import HubClient, HubError, HubFile
+from molink.shards.hub.hub import HubClient, HubError, HubFile, RemoteTensor
 from molink.shards.hub.hub_checkpoint import HubCheckpoint
 from molink.shards.hub.partial_download import PartialDownload
 from molink.shards.store.blobs import BlobStore, InUse
@@ -51,11 +53,14 @@ def identify(
         in_use = stack.enter_context(store.using())
         arriving: dict[HubFile, dict[StoredTensor, PartialDownload]] = {file: {} for file in files}
         if sum(remote.size_bytes for remote in kept) <= store.room_bytes():
+            own = secrets.token_hex(8)
             for remote in kept:
-                arriving[remote.file][remote.tensor] = PartialDownload.of(store, remote)
-            store.reserve(
-                {one.path: one.file_bytes for own in arriving.values() for one in own.values()}, in_use
-            )
+                arriving[remote.file][remote.tensor] = _arriving(store, remote, own)
+            for file in files:
+                store.drop_unfinished(_prefix(file))  # a process that was killed has left them
+            paths = {one.path: one.file_bytes for tensors in arriving.values() for one in tensors.values()}
+            stack.callback(_remove, paths)
+            store.reserve(paths, in_use)
         client = stack.enter_context(open_client(checkpoint.commit))
 
         def job(file: HubFile) -> Job:
@@ -77,6 +82,25 @@ def _unknown(checkpoint: HubCheckpoint, store: BlobStore) -> list[HubFile]:
         if any(remote.file == file and name not in known for name, remote in checkpoint.tensors.items()):
             unknown.append(file)
     return unknown
+
+
+def _prefix(file: HubFile) -> str:
+    return f"{file.content_id}-read-"
+
+
+def _arriving(store: BlobStore, remote: RemoteTensor, own: str) -> PartialDownload:
+    """Where the tensor arrives for this reader alone. Its SHA-256 is that of the stream, not of the file: if others
+    wrote to the same file, it could be remembered of bytes that are not its own."""
+    tensor = remote.tensor
+    name = f"{_prefix(remote.file)}{tensor.start}-{tensor.stop}-{own}"
+    return PartialDownload(store.unfinished(name), tensor.start, tensor.stop)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """What was not adopted: nobody goes on with it."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 class _Reading:

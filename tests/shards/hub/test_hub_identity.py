@@ -1,14 +1,18 @@
 """Who founds a swarm with a hub's model reads all of it once, and knows it as those know it who have the files."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.models.fake_hub import Answer, Asked
-from support.models.hub_models import HubSide
+from support.models.hub_models import HubSide, hub_side
 
 from molink.shards.hub.hub import HubError
 from molink.shards.hub.hub_identity import identify, unread_bytes
 from molink.shards.spec import Span
+from molink.shards.store.blobs import InUse, hash_file
 
 Seen = list[tuple[int, int]]
 
@@ -86,6 +90,69 @@ def test_a_file_that_is_not_what_its_hash_says_is_read_again_and_then_refused(
         else:
             with pytest.raises(HubError, match="damaged: what the hub sends is not what its hash says"):
                 identify(checkpoint, store, side.open_client, set(), lambda *_: None)
+
+
+def test_a_founder_that_is_slower_than_another_with_the_same_store_knows_the_model_too(side: HubSide) -> None:
+    begun, other_done = threading.Event(), threading.Event()
+
+    def wait(*_: int) -> None:
+        begun.set()
+        assert other_done.wait(60)
+
+    with side.store() as slow, side.store() as fast, ThreadPoolExecutor(1) as pool:
+        checkpoint = side.checkpoint(slow)
+        names = checkpoint.names_of(Span(0, 4))
+        try:
+            slower = pool.submit(identify, checkpoint, slow, side.open_client, names, wait)
+            assert begun.wait(60)
+            assert (
+                identify(side.checkpoint(fast), fast, side.open_client, names, lambda *_: None)
+                == side.manifest
+            )
+        finally:
+            other_done.set()
+        assert slower.result(60) == side.manifest
+        assert not list((slow.folder / "unfinished").iterdir())
+
+
+def test_what_damaged_bytes_another_founder_gets_none_is_remembered_as_hashed(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(_: Asked, answer: Answer) -> Answer:
+        middle = len(answer.body) // 2
+        body = answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
+        return replace(answer, body=body)
+
+    with (
+        hub_side(side.model_folder, side.folder) as damaging,
+        side.store() as good,
+        side.store() as bad,
+    ):
+        checkpoint, other = side.checkpoint(good), damaging.checkpoint(bad)
+        damaging.hub.fault = damage
+        names = checkpoint.names_of(Span(0, 4))
+        adopt, one_by_one = good.adopt, threading.Lock()
+
+        def adopt_after_the_other(arrived: dict[Path, str], in_use: InUse) -> None:
+            with one_by_one:
+                with pytest.raises(HubError, match="damaged"):
+                    identify(other, bad, damaging.open_client, names, lambda *_: None)
+                adopt(arrived, in_use)
+
+        monkeypatch.setattr(good, "adopt", adopt_after_the_other)
+        assert identify(checkpoint, good, side.open_client, names, lambda *_: None) == side.manifest
+        kept = list((good.folder / "blobs").glob("*/*"))
+        assert kept
+        assert [path.name for path in kept] == [hash_file(path) for path in kept]
+
+
+def test_what_a_killed_founder_has_left_makes_way(side: HubSide) -> None:
+    with side.store() as store:
+        checkpoint = side.checkpoint(store)
+        left = store.unfinished(f"{checkpoint.files[0].content_id}-read-0-100-left")
+        left.write_bytes(bytes(100))
+        identify(checkpoint, store, side.open_client, checkpoint.names_of(Span(0, 1)), lambda *_: None)
+        assert not left.exists()
 
 
 def test_a_manifest_of_other_shapes_does_not_fit(side: HubSide) -> None:
