@@ -1,5 +1,5 @@
 // One generation at a time: sent, stopped, made again, and what it took.
-import { changeChat, changeMessage, chats, newId, openChat, settings } from "./chats.js";
+import { changeChat, changeMessage, chats, newId, openChat, settings, standStill } from "./chats.js";
 import { generate, models } from "./gateway.js";
 import { createStore } from "./store.js";
 import { figuresOf, lastTag } from "./swarm.js";
@@ -8,6 +8,7 @@ const FIGURES_WITHIN_MS = 1500;
 
 // The generation that runs, if one does: {chatId, messageId, abort}.
 export const running = createStore(null);
+running.watch((now) => standStill(now !== null));
 // What a screen reader is told: that an answer has begun, and the whole of it.
 export const announced = createStore("");
 
@@ -57,8 +58,8 @@ async function answer(chatId) {
     if (error.name === "AbortError") note(() => ({ finish: "stopped" }));
     else note(() => ({ error: error.message }));
   }
-  running.set(null);
   const ended = openChatMessage(chatId, message.id);
+  running.set(null);
   announced.set(ended?.error ? `The answer failed. ${ended.error}` : `The answer: ${ended?.text ?? ""}`);
   if (times.first) note(({ usage }) => ({ took: timesOf(times, usage) }));
   const figures = await figuresOf(message.tag, FIGURES_WITHIN_MS);
