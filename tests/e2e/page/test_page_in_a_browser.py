@@ -127,7 +127,9 @@ async def test_a_model_without_a_chat_template_goes_on_with_the_text(
 ) -> None:
     async def refuses(*_: object, **__: object) -> AsyncIterator[None]:
         raise InvalidRequest(
-            "the messages cannot be turned into tokens: this model has no chat template", "messages"
+            "the messages cannot be turned into tokens: this model does not know who speaks",
+            "messages",
+            "no_chat_template",
         )
         yield
 
@@ -139,6 +141,33 @@ async def test_a_model_without_a_chat_template_goes_on_with_the_text(
     await page.get_by_role("button", name="Go on").click()
     await answered(page, 2)
     assert swarm.prompts == ["ROMEO:", "ROMEO:**Bold** and plain"]
+
+
+async def test_a_chat_template_that_refuses_is_an_error_and_chats_go_on(page: Page, swarm: PageSwarm) -> None:
+    swarm.error = InvalidRequest("the model's chat template refuses these messages", "messages")
+    await say(page, "Speak!")
+    await expect(page.get_by_role("alert")).to_contain_text("refuses these messages")
+    await expect(page.get_by_role("radio", name="Chat")).to_be_checked()
+    await expect(page.locator(".note")).to_have_count(0)
+
+
+async def test_what_had_no_answer_is_not_said_again_beside_the_next_message(
+    page: Page, swarm: PageSwarm
+) -> None:
+    swarm.error = InvalidRequest("it failed")
+    await say(page, "One?")
+    await expect(page.get_by_role("alert")).to_have_text("it failed")
+    swarm.error, swarm.hangs_at = None, 0
+    await say(page, "Two?")
+    await page.get_by_label("Stop the answer").click()
+    await expect(page.locator(".took", has_text="stopped")).to_be_visible()
+    swarm.hangs_at = None
+    await say(page, "Three?")
+    await answered(page)
+    await say(page, "Four?")
+    await answered(page, 2)
+    said = [[message["content"] for message in asked] for asked in swarm.prompts]  # type: ignore[attr-defined]
+    assert said[-2:] == [["Three?"], ["Three?", "**Bold** and plain", "Four?"]]
 
 
 async def kept_titles(page: Page) -> list[str]:

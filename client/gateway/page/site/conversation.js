@@ -90,7 +90,7 @@ async function* pieces(chatId, message, signal) {
       yield* generate("/v1/chat/completions", { ...sampling(), messages: spoken(chatId) }, { tag: message.tag, signal });
       return;
     } catch (error) {
-      if (!(error.status === 400 && error.parameter === "messages" && /template/i.test(error.message))) throw error;
+      if (error.code !== "no_chat_template") throw error;
       settings.update((value) => ({ ...value, mode: "text" }));
       changeMessage(chatId, message.id, () => ({ mode: "text", note: "This model knows no chats: it goes on with your text instead." }));
     }
@@ -107,10 +107,22 @@ function sampling() {
 
 const messagesOf = (chatId) => openChatById(chatId)?.messages ?? [];
 
+// Many chat templates want user and assistant to take turns: an answer that failed or never began is left out with what
+// was asked, and one that was written on is one.
 function spoken(chatId) {
   const { system } = settings.get();
-  const said = messagesOf(chatId).filter(({ role, text, error }) => role === "user" || (text && !error));
-  return [...(system.trim() ? [{ role: "system", content: system }] : []), ...said.map(({ role, text }) => ({ role, content: text }))];
+  const said = system.trim() ? [{ role: "system", content: system }] : [];
+  let asked = [];
+  for (const { role, text, error } of messagesOf(chatId)) {
+    if (role === "user") asked = [{ role, content: text }];
+    else if (text && !error) {
+      said.push(...asked);
+      asked = [];
+      if (said.at(-1)?.role === role) said.at(-1).content += text;
+      else said.push({ role, content: text });
+    }
+  }
+  return [...said, ...asked];
 }
 
 const written = (chatId) => messagesOf(chatId).map(({ text }) => text).join("");
