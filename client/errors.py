@@ -1,7 +1,7 @@
 """Errors between a client and a swarm. Each error has fields beside its sentence.
 
 SwarmError
- ├── InvalidRequest      the caller's mistake: `parameter` names what to change
+ ├── InvalidRequest      the caller's mistake: `parameter` names what to change; `code`
  ├── ModelNotFound       nobody serves it, and it is not found on this machine: `model`
  ├── SwarmUnavailable    no peer can be reached, or all that can are busy: `busy`, `late`,
  │                       `retry_after_s`
@@ -39,11 +39,15 @@ class SwarmError(Exception):
 
 
 class InvalidRequest(SwarmError, ValueError):
-    """The request cannot be served by any swarm as it stands."""
+    """The request cannot be served by any swarm as it stands.
 
-    def __init__(self, detail: str, parameter: str | None = None) -> None:
+    `code` is a word for programs, where they can do something about it: `no_chat_template`.
+    """
+
+    def __init__(self, detail: str, parameter: str | None = None, code: str | None = None) -> None:
         super().__init__(detail)
         self.parameter = parameter
+        self.code = code
 
 
 class ModelNotFound(SwarmError, LookupError):

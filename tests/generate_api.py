@@ -25,7 +25,8 @@ change an answer and is not there is refused by name.
 
 A key is shown as `Authorization: Bearer KEY` or `x-api-key: KEY`, where the gateway asks for one. Each answer has an
 `X-Request-Id`. Refusals (4xx) and failures (5xx) are `{"error": {"message", "type", "param", "code"}}`, under
-`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`.
+`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`. A chat with a model that has no
+chat template is refused with the code `no_chat_template`: such a model goes on with a text.
 """
 Json = dict[str, Any]
 

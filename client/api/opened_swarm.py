@@ -101,12 +101,17 @@ class OpenedSwarm:
         """Returns the token ids of a chat, by the model's chat template.
 
         Raises:
-            InvalidRequest: as for `encode`, or the model has no template for such messages.
+            InvalidRequest: as for `encode`, or the model's template refuses such messages, or it has none: then with
+                the code `no_chat_template`.
         """
         try:
             ids = await self.text.encode_chat(messages, chat)
         except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
-            raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
+            raise InvalidRequest(
+                f"the messages cannot be turned into tokens: {error}",
+                "messages",
+                None if self.tokenizer.chat_source else "no_chat_template",
+            ) from error
         return _checked(ids, self.spec)
 
     def decode(self, ids: Sequence[int]) -> str:

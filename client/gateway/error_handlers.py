@@ -159,7 +159,7 @@ def _swarm_failure(error: SwarmError) -> ApiError:
     match error:
         case InvalidRequest():
             message = plain(str(error))[:_MOST_CHARACTERS]
-            return ApiError(400, message, _INVALID, None, error.parameter)
+            return ApiError(400, message, _INVALID, error.code, error.parameter)
         case ModelNotFound():
             return ApiError(404, plain(str(error))[:_MOST_CHARACTERS], _INVALID, "model_not_found", "model")
         case SwarmUnavailable(busy=True):

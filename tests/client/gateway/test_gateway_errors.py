@@ -39,6 +39,10 @@ FAILURES = [
         InvalidRequest("the prompt has 2000 tokens, the model takes 1024", "prompt"),
         (400, None, "prompt", "the prompt has 2000 tokens"),
     ),
+    (
+        InvalidRequest("this model has no chat template", "messages", "no_chat_template"),
+        (400, "no_chat_template", "messages", "this model has no chat template"),
+    ),
     (ModelNotFound("other", "nobody serves it"), (404, "model_not_found", "model", "model 'other' was not")),
     (
         NO_CIRCUIT,

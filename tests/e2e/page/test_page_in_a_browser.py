@@ -127,7 +127,9 @@ async def test_a_model_without_a_chat_template_goes_on_with_the_text(
 ) -> None:
     async def refuses(*_: object, **__: object) -> AsyncIterator[None]:
         raise InvalidRequest(
-            "the messages cannot be turned into tokens: this model has no chat template", "messages"
+            "the messages cannot be turned into tokens: this model does not know who speaks",
+            "messages",
+            "no_chat_template",
         )
         yield
 
@@ -139,6 +141,115 @@ async def test_a_model_without_a_chat_template_goes_on_with_the_text(
     await page.get_by_role("button", name="Go on").click()
     await answered(page, 2)
     assert swarm.prompts == ["ROMEO:", "ROMEO:**Bold** and plain"]
+
+
+async def test_a_chat_template_that_refuses_is_an_error_and_chats_go_on(page: Page, swarm: PageSwarm) -> None:
+    swarm.error = InvalidRequest("the model's chat template refuses these messages", "messages")
+    await say(page, "Speak!")
+    await expect(page.get_by_role("alert")).to_contain_text("refuses these messages")
+    await expect(page.get_by_role("radio", name="Chat")).to_be_checked()
+    await expect(page.locator(".note")).to_have_count(0)
+
+
+async def test_what_had_no_answer_is_not_said_again_beside_the_next_message(
+    page: Page, swarm: PageSwarm
+) -> None:
+    swarm.error = InvalidRequest("it failed")
+    await say(page, "One?")
+    await expect(page.get_by_role("alert")).to_have_text("it failed")
+    swarm.error, swarm.hangs_at = None, 0
+    await say(page, "Two?")
+    await page.get_by_label("Stop the answer").click()
+    await expect(page.locator(".took", has_text="stopped")).to_be_visible()
+    swarm.hangs_at = None
+    await say(page, "Three?")
+    await answered(page)
+    await say(page, "Four?")
+    await answered(page, 2)
+    said = [[message["content"] for message in asked] for asked in swarm.prompts]  # type: ignore[attr-defined]
+    assert said[-2:] == [["Three?"], ["Three?", "**Bold** and plain", "Four?"]]
+
+
+async def kept_titles(page: Page) -> list[str]:
+    """Of the chats as they lie in the browser."""
+    titles: list[str] = await page.evaluate(
+        "() => JSON.parse(localStorage['molink.chats.1'] ?? '[]').map((chat) => chat.title)"
+    )
+    return titles
+
+
+async def kept(page: Page, *titles: str) -> None:
+    """Waits until chats of these titles lie in the browser."""
+    await page.wait_for_function(
+        "(titles) => JSON.stringify(JSON.parse(localStorage['molink.chats.1'] ?? '[]').map((chat) => chat.title))"
+        " === JSON.stringify(titles)",
+        arg=list(titles),
+    )
+
+
+async def second_tab(page: Page, *chats: str) -> Page:
+    tab = await page.context.new_page()
+    await tab.goto(page.url)
+    await expect(tab.locator(".chat-name")).to_have_text(list(chats))
+    return tab
+
+
+async def test_a_second_tab_follows_the_first_and_ends_without_a_trace(page: Page) -> None:
+    await say(page, "The first")
+    await answered(page)
+    await kept(page, "The first")
+    tab = await second_tab(page, "The first")
+    await page.get_by_role("navigation", name="Chats").get_by_role("button", name="New chat").click()
+    await say(page, "The second")
+    await answered(page)
+    await page.get_by_label("Delete the chat The first").click()
+    await kept(page, "The second")
+    await expect(tab.locator(".chat-name")).to_have_text(["The second"])
+    await expect(tab.locator(".message.own .plain")).to_have_text("The second")
+    await tab.goto("about:blank")
+    assert await kept_titles(page) == ["The second"]
+
+
+async def test_a_tab_that_heard_nothing_of_others_keeps_what_they_kept(page: Page) -> None:
+    await say(page, "The first")
+    await answered(page)
+    await kept(page, "The first")
+    tab = await page.context.new_page()
+    await tab.add_init_script("addEventListener('storage', (event) => event.stopImmediatePropagation())")
+    await tab.goto(page.url)
+    await expect(tab.locator(".chat-name")).to_have_text(["The first"])
+    await page.get_by_role("navigation", name="Chats").get_by_role("button", name="New chat").click()
+    await say(page, "The second")
+    await answered(page)
+    await page.get_by_label("Delete the chat The first").click()
+    await kept(page, "The second")
+    await tab.get_by_role("navigation", name="Chats").get_by_role("button", name="New chat").click()
+    await say(tab, "The third")
+    await answered(tab)
+    await tab.goto("about:blank")
+    assert sorted(await kept_titles(page)) == ["The second", "The third"]
+    await expect(page.locator(".chat-name")).to_have_text(["The third", "The second"])
+
+
+async def test_a_chat_that_another_tab_deletes_stays_until_its_answer_is_over(
+    page: Page, swarm: PageSwarm
+) -> None:
+    await say(page, "The first")
+    await answered(page)
+    await kept(page, "The first")
+    tab = await second_tab(page, "The first")
+    await tab.evaluate("() => { globalThis.heard = 0; addEventListener('storage', () => { heard += 1; }); }")
+    swarm.hangs_at = 2
+    await say(tab, "And more")
+    await expect(tab.locator(".prose").last).to_have_text("Bold and")
+    await page.get_by_label("Delete the chat The first").click()
+    await kept(page)
+    await tab.wait_for_function("() => heard > 0")
+    await expect(tab.locator(".message.own .plain")).to_have_text(["The first", "And more"])
+    await tab.get_by_label("Stop the answer").click()
+    await expect(tab.locator(".chat-name")).to_have_count(0)
+    await tab.goto("about:blank")
+    assert await kept_titles(page) == []
 
 
 async def test_chats_are_still_there_after_the_page_is_loaded_again(page: Page) -> None:

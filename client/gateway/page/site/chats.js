@@ -15,40 +15,86 @@ export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((b
 
 const emptyChat = () => ({ id: newId(), title: "", at: Date.now(), messages: [] });
 
-function restored() {
+function lyingThere() {
   const kept = recall(CHATS, []);
-  const usable = Array.isArray(kept) ? kept.filter((chat) => chat?.id && Array.isArray(chat.messages)) : [];
-  return usable.length ? usable : [emptyChat()];
+  return Array.isArray(kept) ? kept.filter((chat) => chat?.id && Array.isArray(chat.messages)) : [];
 }
 
-export const chats = createStore(restored());
+const orEmpty = (all) => (all.length ? all : [emptyChat()]);
+const found = lyingThere();
+
+export const chats = createStore(orEmpty(found));
 export const openId = createStore(chats.get()[0].id);
 
+// What a tab's own chats and those that lie there now are together. Of one that both have, the newer is taken. One that
+// only one of them has is new there, unless this tab has `seen` it lie there: then the other has deleted it.
+export function merged(own, there, seen) {
+  const theirs = new Map(there.map((chat) => [chat.id, chat]));
+  const ours = new Set(own.map(({ id }) => id));
+  const newer = (chat) => (theirs.get(chat.id)?.at > chat.at ? theirs.get(chat.id) : chat);
+  return [
+    ...there.filter(({ id }) => !ours.has(id) && !seen.has(id)),
+    ...own.filter(({ id }) => theirs.has(id) || !seen.has(id)).map(newer),
+  ];
+}
+
+const seen = new Set(found.map(({ id }) => id));
+let unsaved = false;
 let saving = 0;
 chats.watch(() => {
+  unsaved = true;
   clearTimeout(saving);
   saving = setTimeout(save, 400);
 });
 addEventListener("pagehide", save);
 
-// The oldest go first where a browser has no room.
+// The oldest go first where a browser has no room. Those are not deleted: they are tried again.
 function save() {
-  let kept = chats.get().filter((chat) => chat.messages.length).slice(0, MOST_CHATS);
-  while (!remember(CHATS, kept) && kept.length > 1) kept = kept.slice(0, Math.floor(kept.length / 2));
+  if (!unsaved) return;
+  const all = merged(chats.get(), lyingThere(), seen).filter((chat) => chat.messages.length);
+  let kept = all.slice(0, MOST_CHATS);
+  while (!remember(CHATS, kept)) {
+    if (kept.length < 2) return;
+    kept = kept.slice(0, Math.floor(kept.length / 2));
+  }
+  for (const { id } of all) seen.delete(id);
+  for (const { id } of kept) seen.add(id);
+  unsaved = false;
 }
+
+let still = false;
+// What other tabs write is taken over, but while an answer is written, which it could take the chat from: afterwards.
+export function standStill(wanted) {
+  still = wanted;
+  takeOver();
+}
+
+function takeOver() {
+  if (still) return;
+  const there = lyingThere();
+  const all = merged(chats.get(), there, seen);
+  for (const { id } of there) seen.add(id);
+  const before = unsaved;
+  chats.set(orEmpty(all));
+  unsaved = before; // what came from there need not be written there again
+  if (!all.some(({ id }) => id === openId.get())) openId.set(chats.get()[0].id);
+}
+addEventListener("storage", ({ key }) => {
+  if (key === CHATS || key === null) takeOver(); // null: all was cleared
+});
 
 export const openChat = () => chats.get().find((chat) => chat.id === openId.get()) ?? chats.get()[0];
 
 export function beginChat() {
   const empty = chats.get().find((chat) => !chat.messages.length);
   const chat = empty ?? emptyChat();
-  chats.set([chat, ...chats.get().filter((one) => one !== chat)].slice(0, MOST_CHATS));
+  chats.set([chat, ...chats.get().filter((one) => one !== chat)]);
   openId.set(chat.id);
 }
 
 export function removeChat(id) {
   const left = chats.get().filter((chat) => chat.id !== id);
-  chats.set(left.length ? left : [emptyChat()]);
+  chats.set(orEmpty(left));
   if (openId.get() === id) openId.set(chats.get()[0].id);
 }
 

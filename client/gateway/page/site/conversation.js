@@ -1,5 +1,5 @@
 // One generation at a time: sent, stopped, made again, and what it took.
-import { changeChat, changeMessage, chats, newId, openChat, settings } from "./chats.js";
+import { changeChat, changeMessage, chats, newId, openChat, settings, standStill } from "./chats.js";
 import { generate, models } from "./gateway.js";
 import { createStore } from "./store.js";
 import { figuresOf, lastTag } from "./swarm.js";
@@ -8,6 +8,7 @@ const FIGURES_WITHIN_MS = 1500;
 
 // The generation that runs, if one does: {chatId, messageId, abort}.
 export const running = createStore(null);
+running.watch((now) => standStill(now !== null));
 // What a screen reader is told: that an answer has begun, and the whole of it.
 export const announced = createStore("");
 
@@ -57,8 +58,8 @@ async function answer(chatId) {
     if (error.name === "AbortError") note(() => ({ finish: "stopped" }));
     else note(() => ({ error: error.message }));
   }
-  running.set(null);
   const ended = openChatMessage(chatId, message.id);
+  running.set(null);
   announced.set(ended?.error ? `The answer failed. ${ended.error}` : `The answer: ${ended?.text ?? ""}`);
   if (times.first) note(({ usage }) => ({ took: timesOf(times, usage) }));
   const figures = await figuresOf(message.tag, FIGURES_WITHIN_MS);
@@ -89,7 +90,7 @@ async function* pieces(chatId, message, signal) {
       yield* generate("/v1/chat/completions", { ...sampling(), messages: spoken(chatId) }, { tag: message.tag, signal });
       return;
     } catch (error) {
-      if (!(error.status === 400 && error.parameter === "messages" && /template/i.test(error.message))) throw error;
+      if (error.code !== "no_chat_template") throw error;
       settings.update((value) => ({ ...value, mode: "text" }));
       changeMessage(chatId, message.id, () => ({ mode: "text", note: "This model knows no chats: it goes on with your text instead." }));
     }
@@ -106,10 +107,22 @@ function sampling() {
 
 const messagesOf = (chatId) => openChatById(chatId)?.messages ?? [];
 
+// Many chat templates want user and assistant to take turns: an answer that failed or never began is left out with what
+// was asked, and one that was written on is one.
 function spoken(chatId) {
   const { system } = settings.get();
-  const said = messagesOf(chatId).filter(({ role, text, error }) => role === "user" || (text && !error));
-  return [...(system.trim() ? [{ role: "system", content: system }] : []), ...said.map(({ role, text }) => ({ role, content: text }))];
+  const said = system.trim() ? [{ role: "system", content: system }] : [];
+  let asked = [];
+  for (const { role, text, error } of messagesOf(chatId)) {
+    if (role === "user") asked = [{ role, content: text }];
+    else if (text && !error) {
+      said.push(...asked);
+      asked = [];
+      if (said.at(-1)?.role === role) said.at(-1).content += text;
+      else said.push({ role, content: text });
+    }
+  }
+  return [...said, ...asked];
 }
 
 const written = (chatId) => messagesOf(chatId).map(({ text }) => text).join("");
