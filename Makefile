@@ -61,7 +61,7 @@ build/triton/.installed-$(TRITON): $(VENV)/.installed
 test-triton: setup build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'triton and not full'
 
-# About an hour on two cores.
+# One to two hours on two cores.
 test-full: check build/triton/.installed-$(TRITON)
 	@$(BIN)/python tests/parts --full
 
