@@ -131,9 +131,11 @@ class Acceptor:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self._links.close()  # or the other ends would take it for a broken connection
-        if self._server is not None:
-            await self._server.stop(grace=0.2)
+        try:
+            await self._links.close()  # or the other ends would take it for a broken connection
+        finally:  # also of who is cancelled meanwhile: a server that is not stopped goes on
+            if self._server is not None:
+                await self._server.stop(grace=0.2)
 
     async def _accept(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         address = parse_peer(context.peer())

@@ -7,9 +7,11 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from support.links.data_plane import asynchronous
+from support.links.data_plane import End, asynchronous
 
+from molink.peer.wire.link.acceptor import Acceptor, require_free_port
 from molink.peer.wire.link.active_connection import ActiveConnection
+from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.ladder import abandon_dials
 from molink.peer.wire.link.link import Resumed
 
@@ -74,3 +76,24 @@ async def test_a_connection_is_closed_where_letting_it_go_is_cancelled() -> None
     await asyncio.gather(ending, return_exceptions=True)
     assert ending.cancelled()
     assert held.closed
+
+
+@asynchronous
+async def test_a_port_is_free_where_closing_its_links_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing = asyncio.Event()
+    async with End(is_client=True) as end:
+        credentials = Credentials(end.peer_id, end.certificate)
+        acceptor = await Acceptor("127.0.0.1", 0, credentials, end.links, end.handler).__aenter__()
+
+        async def close() -> None:
+            closing.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(end.links, "close", close)
+            ending = asyncio.create_task(acceptor.__aexit__(None, None, None))
+            await closing.wait()
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+        assert ending.cancelled()
+        require_free_port("127.0.0.1", acceptor.port)
