@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -102,27 +102,38 @@ async def test_a_hop_that_fails_counts_as_any_that_does_though_it_has_said_that_
     assert is_left_out(run, high) == (True, True)
 
 
-@asynchronous
-async def test_a_hop_is_judged_by_when_it_went_however_late_its_going_is_read(
-    losses: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moves_core, "GONE_WITHIN_S", 0.2)
+async def begun() -> tuple[Generating, AsyncGenerator[pb.Token, None]]:
+    """A generation whose first token has been read, and no further one is."""
     run = Generating(spare=True)
     tokens = run.session.tokens(DEADLINE_S)
     first = asyncio.create_task(anext(tokens))
     await run.started()
     run.token(3, 30)
     await soon(first)
+    return run, tokens
+
+
+async def ended(run: Generating, tokens: AsyncGenerator[pb.Token, None]) -> None:
+    """It is read again, and goes on over its second circuit to its end."""
+    got = asyncio.create_task(rest(tokens))
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
+@asynchronous
+async def test_a_hop_is_judged_by_when_it_went_however_late_its_going_is_read(
+    losses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_core, "GONE_WITHIN_S", 0.2)
+    run, tokens = await begun()
     told = pb.Leaving(epoch=run.session.log.epochs, within_ms=AT_ONCE_MS, reason="it leaves the swarm")
     run.session.on_leaving(run.high.peer_id, told)
     run.lose(run.high, sender=run.high)
     read_s = asyncio.get_running_loop().time() + 0.3
     await until(lambda: asyncio.get_running_loop().time() > read_s)
     run.high.unheard_s = RECOVERY_S  # since then
-    got = asyncio.create_task(rest(tokens))
-    await run.started(2)
-    run.token(4, 1, finish=pb.STOP)
-    assert await soon(got) == [1]
+    await ended(run, tokens)
     assert losses == []
     assert run.session.log.losses == []
 
@@ -131,18 +142,10 @@ async def test_a_hop_is_judged_by_when_it_went_however_late_its_going_is_read(
 async def test_a_hop_that_is_lost_while_nobody_reads_is_replaced_in_the_time_that_there_was(
     losses: list[str],
 ) -> None:
-    run = Generating(spare=True)
-    tokens = run.session.tokens(DEADLINE_S)
-    first = asyncio.create_task(anext(tokens))
-    await run.started()
-    run.token(3, 30)
-    await soon(first)
+    run, tokens = await begun()
     run.lose(run.high, sender=run.high)
     run.high.unheard_s = RECOVERY_S + 1.0  # since then
-    got = asyncio.create_task(rest(tokens))
-    await run.started(2)
-    run.token(4, 1, finish=pb.STOP)
-    assert await soon(got) == [1]
+    await ended(run, tokens)
     assert losses == [run.high.peer_id]
 
 

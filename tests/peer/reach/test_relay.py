@@ -35,7 +35,7 @@ from molink.peer.wire.reach.packets import (
 from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 from molink.peer.wire.reach.relay_proof import prove_user
 from molink.peer.wire.reach.splice import Splices
-from molink.peer.wire.reach.ways import LocalTarget, Relayed, Reversed
+from molink.peer.wire.reach.ways import LocalTarget, Opened, Relayed, Reversed
 
 
 def user() -> RelayUser:
@@ -67,6 +67,13 @@ class Lab:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def invited_by(self, asker: "Lab") -> Opened:
+        """What opens between the peer that stays here and one that is a relay itself, which has it invited."""
+        await self.stay()
+        self.relays[asker.identity.peer_id] = asker.at
+        me = RelayUser(asker.identity, None)
+        return await soon(Reversed(self.home.identity.peer_id, self.at, me, asker.relay.expect).open())
 
     async def stay(self) -> None:
         self.stays.keep((self.at,))
@@ -124,10 +131,7 @@ async def test_bytes_go_through_a_relay_and_back_and_ends_go_with_them() -> None
 @asynchronous
 async def test_an_invited_peer_dials_the_askers_own_relay_directly() -> None:
     async with Lab() as lab, Lab() as asker:
-        await lab.stay()
-        lab.relays[asker.identity.peer_id] = asker.at
-        me = RelayUser(asker.identity, None)
-        opened = await soon(Reversed(lab.home.identity.peer_id, lab.at, me, asker.relay.expect).open())
+        opened = await lab.invited_by(asker)
         assert await soon(echoed(opened.connection, b"as it is")) == b"as it is"
         assert lab.relay.pairs == 0
 
@@ -139,10 +143,7 @@ async def test_where_an_asker_is_seen_its_own_relay_does_not_say(monkeypatch: py
 
     monkeypatch.setattr("molink.peer.reach.relay.write_relay", lying)
     async with Lab() as lab, Lab() as asker:
-        await lab.stay()
-        lab.relays[asker.identity.peer_id] = asker.at
-        me = RelayUser(asker.identity, None)
-        opened = await soon(Reversed(lab.home.identity.peer_id, lab.at, me, asker.relay.expect).open())
+        opened = await lab.invited_by(asker)
         assert await soon(echoed(opened.connection, b"served")) == b"served"
         assert lab.stays.guests.host_of(asker.identity.peer_id) is None
 
