@@ -412,6 +412,7 @@ async def test_an_end_that_reads_nothing_keeps_its_connection_for_a_while_only(
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         far = socket.create_connection(server.getsockname())
         stranger, _ = server.accept()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # or the system would take all of it
     near, inner = socket.socketpair()
     near.setblocking(False)
     with near, stranger:
