@@ -6,13 +6,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Of `test`.
-PARTS := test-e2e test-attacks test-units test-engines test-shards test-discovery test-decisions test-check
+.PHONY: demo test test-rotation test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
-.PHONY: demo test $(PARTS) test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
-
-# Made once for all parts of `test`: a link that one of them makes anew is missing to the others for a moment.
-setup: $(if $(IS_SET_UP),,$(VENV)/.linked)
+setup: $(VENV)/.linked
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,12 +40,18 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What its parts are and how they share two cores is said in tests/parts.
-test: setup
-	@$(BIN)/python tests/parts
+PYTEST := $(BIN)/python -m pytest
+# Tests that start real peers run one after the other; a worker of xdist runs them, and another one when it dies.
+REAL := -m real -n 1 tests/e2e tests/attack tests/dht/node tests/simnet/emulate
 
-$(PARTS): setup
-	@$(BIN)/python tests/parts $(@:test-%=%)
+test: check
+	$(PYTEST) -m 'not real' -n auto
+	$(PYTEST) $(REAL)
+
+# The long tests of real peers in an order drawn from the commit, for 40 minutes.
+test-rotation: setup
+	$(PYTEST) $(REAL) -m 'real and full' --minutes 40 --no-loadscope-reorder \
+	  --randomly-seed=$$((0x$$(git rev-parse HEAD | cut -c 1-7)))
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1
@@ -59,11 +61,12 @@ build/triton/.installed-$(TRITON): $(VENV)/.installed
 	@touch $@
 
 test-triton: setup build/triton/.installed-$(TRITON)
-	$(BIN)/python -m pytest -m 'triton and not full'
+	$(PYTEST) -m 'triton and not full'
 
 # One to two hours on two cores.
 test-full: check build/triton/.installed-$(TRITON)
-	@$(BIN)/python tests/parts --full
+	$(PYTEST) -m 'not real' -n auto --full --hypothesis-profile=full --timeout=900
+	$(PYTEST) $(REAL) --full --hypothesis-profile=full --timeout=900
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:
@@ -71,14 +74,14 @@ gpu-suite:
 
 # Each test has half an hour.
 fuzz: setup
-	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long --timeout=1800
+	$(PYTEST) -m fuzz --hypothesis-profile=long --timeout=1800
 
 chaos: setup
-	$(BIN)/python -m pytest -m chaos tests/e2e/changes
+	$(PYTEST) -m chaos tests/e2e/changes
 
 # In full; the fast form of each attack is in `make test`.
 attack: setup
-	$(BIN)/python -m pytest -m attack tests/attack
+	$(PYTEST) -m attack tests/attack
 
 bench-speculation: setup
 	$(BIN)/python tests/bench/speculation

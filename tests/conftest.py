@@ -32,6 +32,7 @@ from support.properties import WHOLE
 
 import molink
 
+pytest_plugins = ["support.bounded_runs"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MOLINK_LOCAL_NETWORK", "off")
 os.environ.pop("SSL_CERT_FILE", None)

@@ -20,7 +20,7 @@ from molink.client.gateway.server import ENDS_AFTER_S, STOP_TIMEOUT_S
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 DEADLINE_S = 60.0
 PROMPT = "ROMEO:"
@@ -134,6 +134,7 @@ async def test_connections_on_which_nothing_comes_keep_nobody_out(
             assert resident_bytes(gateway) - before < GROWTH_BYTES
 
 
+@pytest.mark.full
 @both_forms
 async def test_unfinished_bodies_hold_no_place(
     many: bool, http: httpx.AsyncClient, references: References
@@ -142,6 +143,7 @@ async def test_unfinished_bodies_hold_no_place(
         await generate(http, references)
 
 
+@pytest.mark.full
 @both_forms
 async def test_long_texts_of_many_choices_hold_up_nobody(
     many: bool, http: httpx.AsyncClient, references: References
@@ -154,6 +156,7 @@ async def test_long_texts_of_many_choices_hold_up_nobody(
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.full
 @both_forms
 async def test_streams_that_one_user_does_not_read_leave_places_to_others(
     many: bool, http: httpx.AsyncClient, references: References
@@ -164,6 +167,7 @@ async def test_streams_that_one_user_does_not_read_leave_places_to_others(
         await generate(http, references, **{"X-Forwarded-For": "203.0.113.8"})
 
 
+@pytest.mark.full
 async def test_a_name_that_points_here_and_a_body_of_two_lengths_are_refused(http: httpx.AsyncClient) -> None:
     rebound = await http.get("/v1/swarm", headers={"Host": "evil.example"})
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (421, "host_not_allowed")

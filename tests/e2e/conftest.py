@@ -14,12 +14,6 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that use the wide swarm come last: its peers are there for those alone, and take nothing from others."""
-    users = {item.path for item in items if "wide_swarm" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: item.path in users)
-
-
 @pytest.fixture(scope="session", autouse=True)
 async def _one_loop(anyio_backend: str) -> None:
     """Keeps the loop open to the end. Without a fixture that lasts, anyio closes it behind each test, and what gRPC
@@ -31,7 +25,7 @@ def references() -> References:
     return References()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def wide_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
     """The bundled model's 12 layers on four peers, so overlapping that a circuit may have 1, 2, 3 or 4 hops."""
     async with ForkedSwarm() as swarm:
@@ -44,7 +38,7 @@ async def wide_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
         yield swarm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def wide_client(wide_swarm: LocalSwarm) -> AsyncIterator[AsyncSwarm]:
     async with AsyncSwarm(BUNDLED, initial_peers=wide_swarm.addresses) as client:
         yield client

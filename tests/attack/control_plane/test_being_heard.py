@@ -84,7 +84,8 @@ async def test_addresses_that_nobody_can_dial_end_no_control_plane() -> None:
         assert all(plane.failure is None for plane in planes)
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_peers_outlive_announcements_of_addresses_that_nobody_can_dial(
     attacked: LocalSwarm, client: AsyncSwarm, references: References

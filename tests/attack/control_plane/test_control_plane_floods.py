@@ -109,7 +109,8 @@ async def besiege(
         await Strangers(attacked.addresses[0]).while_they_last(honest, attack)
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 async def test_crowds_at_the_door_harm_nobody(
     attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:

@@ -15,7 +15,7 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 from molink.dht.identity.identity import Identity
 from molink.peer.daemon.control import call_peer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 MARKED_WITHIN_S = 5.0
 PATIENCE_S = 30.0

@@ -10,7 +10,7 @@ from support.swarms.live_swarms import BUNDLED
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import SwarmError
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NOTICED_S = 5.0
 ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+|ipv4|grpc|unavailable:", re.IGNORECASE)

@@ -22,7 +22,7 @@ from molink.dht.node.discovery import Discovery
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT
 from molink.shards.spec import Span
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 
 @asynccontextmanager

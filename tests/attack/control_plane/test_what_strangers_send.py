@@ -26,7 +26,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
 from molink.dht.records.announcement import sign_facts, sign_state
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 
 def counted(few: int, many: int, most: int | None = None) -> list[object]:
@@ -35,6 +35,7 @@ def counted(few: int, many: int, most: int | None = None) -> list[object]:
     return runs if most is None else [*runs, pytest.param(most, marks=pytest.mark.fuzz)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("packets", counted(200, 20_000, 100_000))
 async def test_damaged_packets_end_their_links_only(
     packets: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
@@ -86,6 +87,7 @@ async def test_damaged_records_change_nobodys_view(
         assert mallory.peer_id not in await known_to(front)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("identities", counted(100, 5000))
 async def test_many_identities_over_one_link_push_nobody_out(
     identities: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
@@ -111,6 +113,7 @@ async def test_many_identities_over_one_link_push_nobody_out(
         assert honest <= await known_to(front)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bombs", counted(8, 20))
 @pytest.mark.parametrize("protocol", usually([GOSSIP], [TABLE]))
 async def test_deflated_bombs_are_not_inflated(

@@ -21,7 +21,7 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.handshake import prove
 from molink.peer.wire.protocol.frames import encode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 PROGRAM = Path(__file__).parents[2] / "support" / "attackers" / "peer_of_few_descriptors.py"
 SILENT = 1100
 ATTACK_S = 30.0

@@ -16,7 +16,7 @@ from molink.dht.records.records import ServedModel
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 DRIPPING = 3
 DRIP_EVERY_S = 3.0

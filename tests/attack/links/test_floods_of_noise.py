@@ -11,7 +11,7 @@ from support.swarms.live_swarms import References
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 
 async def test_a_flood_of_noise_on_both_planes_leaves_generations_as_they_were(

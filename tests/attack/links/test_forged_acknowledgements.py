@@ -189,7 +189,8 @@ async def withstands(
 
 
 @pytest.mark.anyio
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 async def test_forged_acknowledgements_leave_prompts_and_the_announced_uplink_as_they_were(
     attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:

@@ -17,7 +17,7 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 PROMPT = "ROMEO:"
 FRONT = Span(0, 6)
@@ -131,6 +131,7 @@ async def test_a_lying_head_is_left_and_the_tokens_are_right(
     assert generation.epochs <= 4
 
 
+@pytest.mark.full
 async def test_of_a_flood_no_more_tokens_are_taken_than_were_asked_for(attacked: LocalSwarm) -> None:
     """Tokens that could be are taken for what they say: who falsifies them is not found out by this."""
     generation, starts = await generate_beside(attacked, a_flood_of_tokens_that_could_be)

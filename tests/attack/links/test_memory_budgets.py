@@ -16,7 +16,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport.message_memory import STRANGER_BYTES
 from molink.shards.checkpoint import store
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 MIB = 1024 * 1024
 LINKS = 24
 ASKED = 700

@@ -230,7 +230,8 @@ async def poison(client: AsyncSwarm, spec: ModelSpec, times: int) -> int:
     return told
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_a_stranger_that_sends_nan_to_a_peer_harms_only_itself(
     attacked: LocalSwarm, client: AsyncSwarm, references: References

@@ -63,7 +63,8 @@ async def tarpits(count: int) -> AsyncIterator[list[tuple[str, Tarpit]]]:
             await pit.let_go()
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 @pytest.mark.anyio
 @pytest.mark.parametrize("addresses", [pytest.param(1, marks=pytest.mark.attack), SYBILS])
 async def test_clients_get_in_and_generate_beside_sybils_that_do_not_answer(

@@ -39,7 +39,8 @@ async def until_seen(client: Discovery, addresses: set[str]) -> None:
             await client.changed(PATIENCE_S)
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 def test_a_swarm_forgets_who_is_killed_and_goes_on_without_its_first_peer(tmp_path: Path) -> None:
     log = tmp_path / "log"
 

@@ -16,7 +16,7 @@ from support.swarms.live_swarms import (
 
 from molink.client.api.swarm import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 ANSWER_TOKENS = 40
 BLOCK_TOKENS = 16

@@ -13,7 +13,7 @@ from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 NEW_TOKENS = 16
 LIKELIEST = 5
@@ -54,6 +54,7 @@ def spans_by_peer(swarm: LocalSwarm, hops: int) -> dict[LocalPeer, tuple[int, in
     return {peers[name]: span for name, span in CIRCUITS[hops].items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hops", "lengths", "new_tokens"),
     [
@@ -105,6 +106,7 @@ def check(generation: Generation, prompt: Sequence[int], references: References)
     assert math.fsum(one.logprob or 0.0 for one in told) == pytest.approx(float(chosen), rel=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hops", [1, 2, 3])
 async def test_a_prompt_is_scored_as_transformers_scores_it_again_and_again(
     hops: int, wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
@@ -122,6 +124,7 @@ async def test_a_prompt_is_scored_as_transformers_scores_it_again_and_again(
     assert (plain.token_ids, plain.prompt_logprobs) == (generation.token_ids, ())
 
 
+@pytest.mark.full
 async def test_long_prompts_are_scored_in_slices_beside_others_that_decode(
     wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
 ) -> None:
@@ -142,6 +145,7 @@ async def test_long_prompts_are_scored_in_slices_beside_others_that_decode(
         assert answers[at].token_ids == references.greedy(folder, short[at:], 48)
 
 
+@pytest.mark.full
 async def test_a_prompt_of_one_token_has_nothing_before_it(wide_client: AsyncSwarm) -> None:
     generation = await generate(wide_client, [5], 1, prompt_logprobs=0)
     [only] = generation.prompt_logprobs

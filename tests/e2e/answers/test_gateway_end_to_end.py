@@ -33,7 +33,7 @@ from molink.simnet.swarm.population.snapshot_file import parse_snapshot
 from molink.simnet.swarm.settings import SwarmSettings
 from molink.simnet.swarm.world import SwarmWorld
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 STARTED_WITHIN_S = 120.0
 GOODBYE_HEARD_S = 5.0
@@ -81,10 +81,12 @@ def expected_text(references: References, prompt: tuple[int, ...], tokens: int) 
     return references.text(bundled_folder(), references.greedy(bundled_folder(), prompt, tokens))
 
 
+@pytest.mark.full
 async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in await client.models.list()] == [BUNDLED]
 
 
+@pytest.mark.full
 async def test_a_completion_is_the_text_of_transformers(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
@@ -97,6 +99,7 @@ async def test_a_completion_is_the_text_of_transformers(
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), NEW_TOKENS)
 
 
+@pytest.mark.full
 async def test_a_streamed_completion_is_the_same_text(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
@@ -129,6 +132,7 @@ async def test_64_streams_at_once_are_whole_and_none_is_anothers(
     assert texts == [expected_text(references, prompt, NEW_TOKENS) for prompt in prompts]
 
 
+@pytest.mark.full
 async def test_texts_are_scored_as_harnesses_for_evaluation_ask_for_it(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
@@ -155,6 +159,7 @@ async def test_texts_are_scored_as_harnesses_for_evaluation_ask_for_it(
         assert answer.usage.completion_tokens == 2 * max_tokens
 
 
+@pytest.mark.portable
 async def test_a_chat_streams_what_it_answers_at_once(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
@@ -174,6 +179,7 @@ async def test_a_chat_streams_what_it_answers_at_once(
     assert whole.choices[0].finish_reason in ("stop", "length")
 
 
+@pytest.mark.full
 async def test_all_chat_apis_have_the_same_answer_and_a_prompt_asked_again_is_not_computed(
     client: openai.AsyncOpenAI, references: References
 ) -> None:
@@ -205,6 +211,7 @@ async def test_all_chat_apis_have_the_same_answer_and_a_prompt_asked_again_is_no
     assert message.usage.input_tokens + cached == len(ids)
 
 
+@pytest.mark.full
 async def test_choices_of_a_long_prompt_compute_it_once_on_one_circuit(
     wide_swarm: LocalSwarm, references: References
 ) -> None:
@@ -225,6 +232,7 @@ async def test_choices_of_a_long_prompt_compute_it_once_on_one_circuit(
         assert other.token_ids == first.token_ids
 
 
+@pytest.mark.full
 async def test_tools_are_refused_where_the_template_has_no_place_for_them(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="chat template has no place"):
         await client.chat.completions.create(
@@ -234,6 +242,7 @@ async def test_tools_are_refused_where_the_template_has_no_place_for_them(client
         )
 
 
+@pytest.mark.full
 async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="1023 at most"):
         await client.completions.create(model=BUNDLED, prompt="word " * 5000, max_tokens=4)
@@ -241,6 +250,7 @@ async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.
         await client.completions.create(model="nobody/nothing", prompt="a", max_tokens=4)
 
 
+@pytest.mark.full
 async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
     client: openai.AsyncOpenAI, wide_swarm: LocalSwarm
 ) -> None:
@@ -258,6 +268,7 @@ async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
     assert all(one.outcome is SessionOutcome.COMPLETED for one in world.accounts.ended)
 
 
+@pytest.mark.full
 async def test_the_circuit_of_a_running_generation_is_shown_with_its_times_and_none_of_its_text(
     wide_client: AsyncSwarm,
 ) -> None:
@@ -286,6 +297,7 @@ async def test_the_circuit_of_a_running_generation_is_shown_with_its_times_and_n
         assert after[hop["peer_id"]] >= before[hop["peer_id"]] + NEW_TOKENS
 
 
+@pytest.mark.full
 async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:
     async with ForkedSwarm() as swarm:
         last = await swarm.join("last", "--model", BUNDLED, "--memory", "600MB")
@@ -307,6 +319,7 @@ async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) ->
             assert "127.0.0.1" not in answer.text
 
 
+@pytest.mark.full
 async def test_the_goodbye_of_the_only_holder_of_a_span_is_known_within_seconds(tmp_path: Path) -> None:
     async with ForkedSwarm() as swarm:
         await swarm.join("stays", "--model", BUNDLED, "--layers", "0:6")

@@ -24,7 +24,7 @@ from molink.dht.records.records import PeerView
 from molink.shards.grammar import Grammar
 from molink.shards.spec import PENALTIES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\n"
 MOST_TOKENS = 400

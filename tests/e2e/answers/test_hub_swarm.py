@@ -20,7 +20,7 @@ from molink.client.local.local_swarm import LocalSwarm
 from molink.commands import EXIT_INTERRUPTED
 from molink.shards.checkpoint.safetensors_header import read_header
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 MODEL = "someone/some-model"
 PROMPT = (5, 9, 200, 31, 7)
@@ -106,6 +106,7 @@ async def test_a_peer_that_chooses_for_itself_fetches_what_it_chose_and_shares_t
     assert fetched(hub) == set()
 
 
+@pytest.mark.full
 async def test_the_first_ctrl_c_ends_a_peer_that_waits_for_its_weights_and_another_try_goes_on(
     swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
 ) -> None:
@@ -154,6 +155,7 @@ def check_headers_alone(hub: FakeHub) -> None:
     assert all(one.start == 0 and one.stop <= 2**16 for one in asked)
 
 
+@pytest.mark.full
 async def test_a_machine_is_measured_with_a_model_of_which_no_weights_are_fetched(
     swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
 ) -> None:

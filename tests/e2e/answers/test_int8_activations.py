@@ -11,7 +11,7 @@ from molink.client.local.local_swarm import LocalSwarm
 from molink.peer.daemon.control import call_peer
 from molink.shards.codec import encoded_bytes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "ROMEO:\nBut, soft! what light"
 NEW_TOKENS = 24

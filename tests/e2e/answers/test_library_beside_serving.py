@@ -12,7 +12,7 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.real,
     pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.skipif(

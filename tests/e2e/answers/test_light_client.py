@@ -9,7 +9,7 @@ from support.swarms.live_swarms import PROGRAM_TIMEOUT_S, References, bundled_fo
 
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
+pytestmark = [pytest.mark.anyio, pytest.mark.real]
 HEAVY = frozenset(
     {
         "torch",
@@ -26,6 +26,7 @@ HEAVY = frozenset(
 """What libp2p imports in vain has placeholders of the same names: see `tests/dht/host/test_placeholders.py`."""
 
 
+@pytest.mark.portable
 async def test_generate_loads_nothing_heavy_and_prints_what_transformers_says(
     wide_swarm: LocalSwarm, references: References
 ) -> None:

@@ -10,7 +10,7 @@ from support.swarms.live_swarms import BUNDLED, generate
 
 from molink.client.api.swarm import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 160

@@ -9,7 +9,7 @@ from support.swarms.live_swarms import References, bundled_folder, circuit_of, g
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 40

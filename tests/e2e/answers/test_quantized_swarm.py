@@ -10,13 +10,12 @@ from molink.shards.batching.engine import Engine
 from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 PROMPT = "ROMEO:\nBut, soft! what light"
 NEW_TOKENS = 24
 
 
-@pytest.mark.full
 async def test_three_peers_in_nf4_give_the_tokens_of_the_whole_model_in_nf4(references: References) -> None:
     ids = references.ids(bundled_folder(), PROMPT)
     whole = Span(0, 12)

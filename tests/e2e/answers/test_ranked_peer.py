@@ -18,7 +18,7 @@ from support.swarms.live_swarms import (
 
 from molink import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROGRAM = Path(__file__).parents[2] / "support" / "devices" / "ranked_peer.py"
 PROMPT = "ROMEO: But soft"

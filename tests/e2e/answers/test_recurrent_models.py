@@ -10,7 +10,7 @@ from support.swarms.live_swarms import References, circuit_of, generate, hops_of
 
 from molink.client.api.swarm import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NEW_TOKENS = 12
 LENGTHS = (1, 17, 65, 5)

@@ -27,7 +27,7 @@ from molink.client.local.local_swarm import LocalSwarm
 from molink.peer.wire.link.link import RESUME_WAIT_S
 from molink.peer.wire.transmission.policies import POLICIES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 THIRDS = ((0, 4), (4, 8), (8, 12))
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"

@@ -13,7 +13,7 @@ from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 RELAY_HOST = "127.0.0.2"
 SLOW_S = 0.06

@@ -7,9 +7,10 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, gene
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import NoCircuit, SwarmUnavailable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 
+@pytest.mark.portable
 async def test_joining_and_leaving_changes_the_circuit_under_a_client(
     anyio_backend: str, references: References
 ) -> None:
@@ -44,6 +45,7 @@ async def test_joining_and_leaving_changes_the_circuit_under_a_client(
     assert [one.token_ids for one in (first, second)] == [expected] * 2
 
 
+@pytest.mark.full
 async def test_leave_without_a_peer_is_one_sentence(tmp_path: object) -> None:
     ended = await run_program("molink.peer", "leave", "--state-dir", str(tmp_path))
     assert ended.status == 1

@@ -49,7 +49,8 @@ async def check(
     return served
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 async def test_every_generation_ends_with_its_tokens_whatever_befalls_peers(references: References) -> None:
     """A kill, a stop, and a line that falls silent."""
     async with Chaos(SPEC, ((0, 6), (6, 12)), seed=9) as chaos:

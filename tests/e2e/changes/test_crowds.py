@@ -8,7 +8,7 @@ from support.swarms.live_swarms import BUNDLED, GENERATION_TIMEOUT_S, References
 
 from molink.client.api.swarm import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 ROOM, CROWD, TOKENS = "4", 80, 4
 

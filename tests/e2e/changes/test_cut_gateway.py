@@ -10,7 +10,7 @@ from support.links.cutting_proxy import CuttingProxy
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 HALVES = ("0:6", "6:12")

@@ -15,7 +15,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, most
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 RANKED_PEER = Path(__file__).parents[2] / "support" / "devices" / "ranked_peer.py"
 PROMPT_TOKENS = 90

@@ -22,7 +22,7 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.errors import NoCircuit, PeerLost
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 120
@@ -172,6 +172,7 @@ async def check_that_it_fails(
     return struck.victim
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", MIDDLE_FIRST)
 async def test_without_spare_memory_a_killed_peer_is_an_error_and_its_return_mends_the_swarm(
     place: str, full_swarm: LocalSwarm, references: References
@@ -198,6 +199,7 @@ async def test_without_spare_memory_a_silent_peer_is_an_error_and_its_return_men
             await thaw(full_swarm, references)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", MIDDLE_FIRST)
 async def test_the_stream_goes_on_with_the_same_tokens_when_a_peer_falls_silent(
     place: str, spare_swarm: LocalSwarm, references: References

@@ -14,7 +14,7 @@ from support.swarms.live_swarms import BUNDLED, generate
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PORTS_FREE_WITHIN_S = 30.0
 """Another program may have been given one of them in the meantime, for a moment."""

@@ -12,7 +12,7 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalPeer
 from molink.peer.daemon.control import call_peer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 DEADLINE_S = 60.0
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"

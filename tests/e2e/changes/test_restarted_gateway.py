@@ -14,7 +14,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, free
 
 from molink.client.local.local_gateway import LocalGateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 STREAMS = 32

@@ -12,7 +12,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, gene
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NINE_LAYERS = ("--model", BUNDLED, "--memory", "30MB")
 ONE_LAYER = ("--model", BUNDLED, "--layers", "0:1")

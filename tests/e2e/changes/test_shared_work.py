@@ -12,7 +12,7 @@ from support.swarms.live_swarms import References
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 PROMPT_TOKENS, NEW_TOKENS = 16, 400
 LONG_TOKENS, AFTER_PROMPT, PROMPTS = 900, 8, 3

@@ -12,7 +12,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalPeer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 160

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.swarms.forked_peers import start_program
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 THERE = ("molink.peer.daemon.peer", "transformers.models.llama.modeling_llama")
 LEFT_OUT = ("torch._dynamo.utils", "torch.distributed.tensor", "torch._inductor", "accelerate")

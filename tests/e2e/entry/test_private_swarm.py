@@ -25,7 +25,7 @@ from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.handshake import prove
 from molink.peer.wire.protocol.frames import encode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 RACE_TOKENS = 24
 ONE_SESSION = "25MB"
@@ -75,6 +75,7 @@ async def test_a_client_without_the_key_or_with_another_one_stays_outside(
                 pass
 
 
+@pytest.mark.full
 async def test_who_knows_a_peer_but_not_the_key_gets_no_link(
     private: PrivateSwarm, references: References
 ) -> None:
@@ -92,6 +93,7 @@ async def test_who_knows_a_peer_but_not_the_key_gets_no_link(
         await check_that_it_serves(client, references)
 
 
+@pytest.mark.full
 async def test_two_clients_that_race_for_the_memory_of_one_session_both_end_well(
     private: PrivateSwarm, references: References
 ) -> None:

@@ -15,7 +15,7 @@ from molink.client.errors import InvalidRequest, ModelNotFound, SwarmUnavailable
 from molink.client.local.local_swarm import LocalSwarm
 from molink.shards.checkpoint.catalog import resolve
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 

@@ -17,7 +17,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import decode, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 
 async def welcomed(call: "grpc.aio.StreamStreamCall[bytes, bytes]", facts: PeerFacts) -> None:

@@ -19,7 +19,7 @@ from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.session import ClientSession
 from molink.client.local.local_swarm import LocalPeer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 120

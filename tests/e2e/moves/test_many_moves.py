@@ -18,7 +18,7 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 WARM_UP, MOVES = 20, 200
 GROWTH_BYTES = 8 * 1024**2

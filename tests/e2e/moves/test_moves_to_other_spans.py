@@ -20,7 +20,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
 from molink.shards.spec import Span
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 300

@@ -13,7 +13,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, most
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 200

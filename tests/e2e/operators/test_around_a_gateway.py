@@ -17,7 +17,7 @@ from support.swarms.live_swarms import BUNDLED, FORMATION_TIMEOUT_S, free_ports
 
 from molink.client.local.local_gateway import LocalGateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 DEPLOY = Path(__file__).parents[3] / "docs" / "deploy"
 NGINX = """

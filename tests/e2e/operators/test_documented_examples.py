@@ -13,7 +13,7 @@ from support.swarms.live_swarms import PROGRAM_TIMEOUT_S
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.swarms.live_swarms import BUNDLED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 DEADLINE_S = 120.0
 COLUMNS = 60

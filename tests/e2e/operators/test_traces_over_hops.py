@@ -16,7 +16,7 @@ from support.swarms.live_swarms import BUNDLED, FORMATION_TIMEOUT_S
 
 from molink.client.local.local_gateway import LocalGateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "x-request-id": "mine-1"}

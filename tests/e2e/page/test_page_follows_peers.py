@@ -14,7 +14,7 @@ from support.swarms.live_swarms import BUNDLED
 
 from molink.client.local.local_swarm import LocalSwarm
 
-pytestmark = [pytest.mark.anyio, pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.anyio, pytest.mark.real]
 TOKENS = 500
 
 
@@ -55,6 +55,7 @@ async def own_circuit(page: Page) -> dict[str, Any] | None:
     return found
 
 
+@pytest.mark.full
 async def test_a_killed_peer_leaves_the_picture_and_the_text_goes_on(page: Page, swarm: LocalSwarm) -> None:
     await expect(page.locator("#coverage-title + p")).to_have_text("All 12 layers are held")
     await expect(page.locator(".command code")).to_contain_text(swarm.addresses[0])

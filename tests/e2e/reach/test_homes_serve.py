@@ -12,7 +12,7 @@ from support.links.home_peers import HomePeer, invited_by
 from support.links.namespaces import INSIDE, Internet, require_namespaces, run
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 PROMPT = "To be, or not to be"
 TOKENS = 40

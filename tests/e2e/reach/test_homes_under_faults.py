@@ -12,7 +12,7 @@ from support.links.home_peers import HomeClient, HomePeer, StreamedPiece, invite
 from support.links.namespaces import Internet, require_namespaces
 from support.swarms.live_swarms import References, bundled_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 PROMPT = "To be, or not to be"
 TOKENS = 120

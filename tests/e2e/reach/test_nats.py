@@ -10,7 +10,7 @@ from support.links.homes import dialled
 from support.links.namespaces import require_namespaces
 from support.pairwise import usually
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.real
 
 PUNCHED = (
     ("port", "carrier"),
@@ -40,6 +40,7 @@ def test_a_link_is_relayed_at_once_and_moves_to_a_hole_without_losing_anything(
     assert said["closed"] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "other_kind"), usually(RELAYED[:1], RELAYED[1:]))
 def test_where_there_can_be_no_hole_the_relayed_way_stays(kind: str, other_kind: str) -> None:
     said = dialled(kind, other_kind, wait_s=1.0)
@@ -48,6 +49,7 @@ def test_where_there_can_be_no_hole_the_relayed_way_stays(kind: str, other_kind:
     assert said["closed"] is None
 
 
+@pytest.mark.full
 def test_a_relayed_home_whose_router_forgets_its_connections_is_found_again_and_nothing_is_lost() -> None:
     said = dialled("symmetric", "port", forgets=True, stays=1, wait_s=0.5)
     assert (said["first_way"], said["way"]) == ("relayed", "relayed")

@@ -15,7 +15,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.gateway.accounts.api_keys import KeyScope
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 RELAY, GATEWAY, HOME = "192.0.2.1", "198.51.100.2", "203.0.113.10"
 URL = f"http://{GATEWAY}:8000"

@@ -20,7 +20,7 @@ from molink.client.errors import InvalidRequest
 from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.client.local.local_gateway import LocalGateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NODES = "/admin/v1/nodes"
 PROMPT = "JULIET:"

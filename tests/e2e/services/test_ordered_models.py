@@ -14,7 +14,7 @@ from support.swarms.live_swarms import BUNDLED
 from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.shards.checkpoint.catalog import BUNDLED as BUNDLED_MODELS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 NODES = "/admin/v1/nodes"
 OTHER = next(name for name in BUNDLED_MODELS if name != BUNDLED)

@@ -22,7 +22,7 @@ from molink.client.gateway.accounts.api_keys import KeyScope
 from molink.peer.daemon.control import call_peer
 from molink.peer.memory.lease_table import IDLE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 SERVICES = "/admin/v1/services"
 PROMPT = "ROMEO:"

@@ -109,7 +109,8 @@ def test_tables_have_a_line_for_each_policy_and_what_the_paper_prints() -> None:
     assert ("printed\ns" in served_table.headings) == any(row.paper_ttft_s is not None for row in rows)
 
 
-@pytest.mark.e2e
+@pytest.mark.real
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("compute", "tensors"), [("timed", 2), pytest.param("real", 1, marks=pytest.mark.full)]
 )
