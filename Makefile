@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-rotation test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-rotation test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -82,6 +82,10 @@ chaos: setup
 # In full; the fast form of each attack is in `make test`.
 attack: setup
 	$(PYTEST) -m attack tests/attack
+
+# Forty mutations, for hours: make mutations SEED=N goes on with those of a seed.
+mutations: setup
+	$(BIN)/python tests/mutations $(if $(SEED),--seed $(SEED))
 
 bench-speculation: setup
 	$(BIN)/python tests/bench/speculation
