@@ -16,8 +16,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import coverage
@@ -38,22 +40,26 @@ NOT_REAL = ("-m", "not real", "-n", "auto")
 REAL = ("-m", "real", "-n", "1", "tests/e2e", "tests/attack", "tests/dht/node", "tests/simnet/emulate")
 LIMIT_S = 3 * 3600
 """A run of the tests that lasts longer hangs because of the mutation."""
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Copy:
-    """A work tree of one commit, whose product the tests in it import."""
+    """The files of one commit; its tests import its product."""
 
     def __init__(self, commit: str) -> None:
         self.root = WORK / commit[:12]
         self.data = self.root.with_name(f"{commit[:12]}-covered")
+        self.spoilt: set[str] = set()
+        """Tests that fail without a mutation."""
 
     def make(self, commit: str) -> None:
         if (self.root / "library").exists():
             return
-        subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
         shutil.rmtree(self.root, ignore_errors=True)
-        subprocess.run(["git", "worktree", "add", "--detach", str(self.root), commit], cwd=ROOT, check=True)
+        self.root.mkdir(parents=True)
+        files = subprocess.check_output(["git", "archive", commit], cwd=ROOT)
+        with tarfile.open(fileobj=BytesIO(files)) as archive:
+            archive.extractall(self.root, filter="data")
         (self.root / ".venv").symlink_to(ROOT / ".venv")
         package = self.root / "library" / "molink"
         package.mkdir(parents=True)
@@ -112,7 +118,7 @@ def covering_tests(mutant: Mutant, covering: Mapping[str, Mapping[int, Sequence[
 def seen_by(copy: Copy, mutant: Mutant, covered_by: Sequence[str]) -> str:
     """The suite that fails with the mutation: `make test`, `make test-full`, or none."""
     others = [option for test in covered_by for option in ("--ignore", test)]
-    usual = ("-p", "no:randomly", "--no-loadscope-reorder", *NOT_REAL, *covered_by)
+    usual = ("--randomly-dont-reorganize", "--no-loadscope-reorder", *NOT_REAL, *covered_by)
     stages = [("make test", usual)] if covered_by else []
     stages += [("make test", (*NOT_REAL, *others)), ("make test", REAL)]
     long = ("--full", "--hypothesis-profile=full", "--timeout=900")
@@ -122,17 +128,18 @@ def seen_by(copy: Copy, mutant: Mutant, covered_by: Sequence[str]) -> str:
     original, times = file.read_text(encoding="utf-8"), file.stat()
     try:
         for suite, arguments in stages:
-            spoilt: list[str] = []
             while True:
                 file.write_text(mutant.applied(original), encoding="utf-8")
-                status, said = copy.pytest("-x", *arguments, *(f"--deselect={test}" for test in spoilt))
+                status, said = copy.pytest("-x", *arguments, *(f"--deselect={test}" for test in copy.spoilt))
                 if status in (0, 5):
                     break
-                failed = FAILED.findall(said)
                 file.write_text(original, encoding="utf-8")
-                if not failed or copy.pytest(*failed)[0] == 0:
+                failed = set(FAILED.findall(said))
+                if not failed and status is not None and copy.pytest("--collect-only", *arguments)[0] != 0:
+                    raise SystemExit(f"pytest cannot run the tests:\n{said[-2000:]}")
+                if failed <= copy.spoilt or copy.pytest(*failed)[0] == 0:
                     return suite
-                spoilt += failed
+                copy.spoilt |= failed
     finally:
         file.write_text(original, encoding="utf-8")
         os.utime(file, (times.st_atime, times.st_mtime))

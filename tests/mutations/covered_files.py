@@ -21,8 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     file = Path(config.getoption("covered")) / f"coverage-{os.getpid()}"
     product = [str(config.rootpath / top) for top in os.environ["MOLINK_MUTATED"].split()]
-    config.stash[RECORDER] = coverage.Coverage(str(file), source=product, config_file=False)
-    config.stash[RECORDER].start()
+    recorder = coverage.Coverage(str(file), source=product, config_file=False)
+    recorder.set_option("run:disable_warnings", ["no-data-collected"])  # by the process that runs no test
+    recorder.start()
+    config.stash[RECORDER] = recorder
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

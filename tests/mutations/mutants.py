@@ -91,8 +91,7 @@ def draw(seed: int, count: int, packages: Mapping[str, Sequence[Mutant]], left_o
     drawn: list[Mutant] = []
     for at in range(count):
         mutants = packages[names[at % len(names)]]
-        kind = source.choice(sorted({mutant.kind for mutant in mutants}))
-        choice = [mutant for mutant in mutants if mutant.kind == kind]
-        source.shuffle(choice)
-        drawn.append(next(one for one in choice if one not in drawn and one.name not in left_out))
+        choice = [one for one in mutants if one not in drawn and one.name not in left_out]
+        kind = source.choice(sorted({mutant.kind for mutant in choice}))
+        drawn.append(source.choice([mutant for mutant in choice if mutant.kind == kind]))
     return drawn
