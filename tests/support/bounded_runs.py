@@ -151,4 +151,5 @@ class Deadline:
         self.not_started += getattr(node, "workeroutput", {}).get("not_started", 0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"The time was up: {self.not_started} tests were not started")
+        if self.not_started:
+            terminalreporter.write_line(f"The time was up: {self.not_started} tests were not started")
