@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from molink.shards.matrices.products import filled_up
+from molink.shards.matrices.products import aligned, filled_up
 
 LARGEST: Final = 32_512
 """127 higher bytes, and the lower one rounds to at most 255 more."""
@@ -113,7 +113,7 @@ def _sums(halves: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 def _panels(weight: Tensor) -> Tensor:
     """[panels, columns / 4, PANEL] words of four neighbouring columns, those of a panel's rows one after the other."""
     rows, columns = weight.shape
-    words = weight.contiguous().view(torch.int32)
+    words = aligned(weight.contiguous()).view(torch.int32)
     return words.view(rows // PANEL, PANEL, columns // _TOGETHER).transpose(1, 2)
 
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ UNPACKED_ELEMENTS = 1 << 20
 STREAMED_ROWS = 6
 """With so many rows oneDNN reads packed weights a quarter to two fifths faster than with one or two: it then has the
 next ones on their way while it multiplies. The zeros cost nothing that would not be waited for."""
+ALIGNED_BYTES: Final = 64
+"""Memory that torch allocates begins at a multiple of it, so products with vectors may rely on it: at other addresses
+`_weight_int8pack_mm` ends the process."""
 
 Way: TypeAlias = Callable[[int, Tensor], object]
 """Multiplies rows [count, columns] by the matrix of this number."""
@@ -189,6 +192,11 @@ def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 def filled_up(rows: Tensor) -> Tensor:
     """[at least STREAMED_ROWS, columns], zeros behind the rows that there are."""
     return functional.pad(rows, (0, 0, 0, max(0, STREAMED_ROWS - len(rows))))
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor if its memory begins at a multiple of ALIGNED_BYTES, else a copy that does. On processors."""
+    return tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
 
 
 def dense_products() -> tuple[DenseProduct, ...]:

@@ -272,8 +272,9 @@ class Int8Matrices(QuantizedMatrices):
 
 def _by_bytes(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
     """Multiplies by bytes as they are kept."""
-    weight, scales = matrices.weight[index], matrices.scales[index].to(matrices.dtype)
-    product: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), weight, scales)  # noqa: SLF001 - torch's own name
+    aligned = products.aligned
+    weight, scales = aligned(matrices.weight[index]), aligned(matrices.scales[index].to(matrices.dtype))
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(aligned(rows.contiguous()), weight, scales)  # noqa: SLF001 - torch's own name
     return product
 
 
