@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from molink.shards.native.native_way import NativeWay
+
 LEAST_WEIGHTS = 1 << 16
 """Smaller matrices are not worth a choice: the call costs more than the product."""
 TIMED_ROWS = (1, 128, 8, 32, 4, 2)
@@ -189,6 +191,32 @@ def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return onednn_product(filled_up(flat), weight, bias)[: len(flat)].view(*rows.shape[:-1], -1)
 
 
+def packed_for_onednn(weight: Tensor) -> Tensor | None:
+    """The weights as oneDNN likes them best, in as many bytes; None where it does not multiply such here."""
+    if not has_onednn() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return None
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # noqa: SLF001 - what torch's own compiler calls
+        onednn_product(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed)
+    except RuntimeError:  # a processor that cannot multiply such numbers
+        return None
+    return packed
+
+
+def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
+    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
+    made in another way, which is slow."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    parts = math.gcd(torch.get_num_threads(), len(weight))
+    columns = (flat if parts > 1 or len(flat) > 1 else torch.cat((flat, flat))).t()
+    divided = torch.bmm(weight.reshape(parts, -1, weight.shape[1]), columns.expand(parts, -1, -1))
+    product = divided.view(len(weight), -1).t()[: len(flat)].contiguous()
+    if bias is not None:
+        product += bias
+    return product.view(*rows.shape[:-1], -1)
+
+
 def filled_up(rows: Tensor) -> Tensor:
     """[at least STREAMED_ROWS, columns], zeros behind the rows that there are."""
     return functional.pad(rows, (0, 0, 0, max(0, STREAMED_ROWS - len(rows))))
@@ -199,9 +227,12 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
 
 
-def dense_products() -> tuple[DenseProduct, ...]:
-    """Products of a matrix that lies unpacked in a buffer."""
-    return (functional.linear, onednn_product) if has_onednn() else (functional.linear,)
+def dense_products(without: frozenset[str] = frozenset()) -> tuple[DenseProduct, ...]:
+    """Products of a matrix that lies unpacked in a buffer; torch's alone where all were dropped."""
+    found: list[DenseProduct] = [] if NativeWay.LINEAR in without else [functional.linear]
+    if has_onednn() and NativeWay.ONEDNN not in without:
+        found.append(onednn_product)
+    return tuple(found) or (functional.linear,)
 
 
 def multiply_in_parts(

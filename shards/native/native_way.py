@@ -1,10 +1,10 @@
 """Native ways to compute: their names, what is tried of each, and the question that a loading stage asks before it uses
 any. Whoever answers it runs `trial.py`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, Protocol
 
 
 class NativeWay(StrEnum):
@@ -40,6 +40,13 @@ class TrialJob:
     counts: tuple[int, ...]
     """Numbers of rows that it is multiplied by."""
     threads: int
+    library: str = ""
+    """Name of the compiled library, by its contents, where the way goes through it."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "TrialJob":
+        """The job with these fields, as JSON has them. Raises TypeError, KeyError or ValueError where they are none."""
+        return cls(**{**fields, "counts": tuple(map(int, fields["counts"]))})
 
     @property
     def subject(self) -> str:
@@ -48,10 +55,30 @@ class TrialJob:
         return f"{self.rows} x {self.columns}, {kept}"
 
 
-TryWays: TypeAlias = Callable[[Sequence[TrialJob]], frozenset[str]]
-"""Tries what was not tried before, and returns the names of the ways that are not to be used. Blocks for seconds."""
+class WaysTrial(Protocol):
+    """What a loading stage asks before it uses native code. Threads may share it."""
+
+    def try_ways(self, jobs: Sequence[TrialJob]) -> frozenset[str]:
+        """Names of the ways that are not to be used; what was not tried before is tried, which takes seconds."""
+        ...
+
+    def try_library(self) -> bool:
+        """True if the compiled library, which has come since, may be used for the matrices of earlier jobs."""
+        ...
+
+    def chose(self, names: Collection[str]) -> None:
+        """Notes which ways were fastest for the matrices of a stage."""
+        ...
 
 
-def trust_ways(_: Sequence[TrialJob]) -> frozenset[str]:
+class TrustedWays:
     """Tries nothing and drops nothing: for stages that are not served."""
-    return frozenset()
+
+    def try_ways(self, _: Sequence[TrialJob]) -> frozenset[str]:
+        return frozenset()
+
+    def try_library(self) -> bool:
+        return True
+
+    def chose(self, _: Collection[str]) -> None:
+        """Nobody reads it."""
