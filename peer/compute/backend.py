@@ -1,7 +1,7 @@
 """What a peer computes with, and how weights get there: the seam between serving and the device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.loading.loader import StageSettings, load_stage
+from molink.shards.native.native_way import TrustedWays, WaysTrial
 from molink.shards.sampling.recorded_drawing import RecordedDrawing
 from molink.shards.sampling.sampling import Outcome
 from molink.shards.spec import ModelSpec, Span
@@ -132,6 +133,8 @@ class MeasuredModel:
     parts: Mapping[str, StoredPart] | None = None
     """The tensors if they are not in the folder; what numbers they hold does not matter."""
     way: DecodingWay = DecodingWay.RECORDED
+    ways: WaysTrial = field(default_factory=TrustedWays)
+    """As in `LocalModel`."""
 
 
 class MeasuredDevice:
@@ -149,7 +152,7 @@ class MeasuredDevice:
         stage = load_stage(
             model.folder,
             span,
-            StageSettings(model.spec.dtype, model.spec.quantization, device=model.device),
+            StageSettings(model.spec.dtype, model.spec.quantization, device=model.device, ways=model.ways),
             progress=progress,
             parts=model.parts,
         )

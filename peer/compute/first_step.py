@@ -159,7 +159,7 @@ def _loaded(folder: Path, spec: ModelSpec, device: str, model: LocalModel) -> St
     return load_stage(
         folder,
         Span(middle, middle + 1),
-        StageSettings(spec.dtype, spec.quantization, device=device),
+        StageSettings(spec.dtype, spec.quantization, device=device, ways=model.ways),
         parts=model.stand_ins(),
     )
 

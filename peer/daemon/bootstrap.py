@@ -24,6 +24,7 @@ from molink.peer.announcing.announcer import (
 )
 from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
+from molink.peer.compute.native_ways import NativeWays
 from molink.peer.daemon.compute_setup import (
     ComputeSetup,
     lease_book,
@@ -131,7 +132,9 @@ class Bootstrap:
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         ranges = await swarm_ranges(hosts_of(settings, discovery))
         model = replace(
-            await self._model(others, devices, swarm_key, stack, ranges), exact=settings.options.exact == "on"
+            await self._model(others, devices, swarm_key, stack, ranges),
+            exact=settings.options.exact == "on",
+            ways=NativeWays(self._state.digests, say),
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")

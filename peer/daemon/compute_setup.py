@@ -75,7 +75,7 @@ async def open_compute_setup(
     if proof.sentence is not None:
         say(proof.sentence)
     report(f"Measuring this machine with {model.spec.name}")
-    measured = MeasuredModel(model.folder, model.spec, device, model.stand_ins())
+    measured = MeasuredModel(model.folder, model.spec, device, model.stand_ins(), ways=model.ways)
     alone = replace(measured, way=proof.way)
     threads = counts_to_try(device, settings.options.threads)
     profile = await asyncio.to_thread(cached_or_measured, alone, profiles, report, threads=threads)

@@ -5,7 +5,7 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.packed_layers import PackedLayers, PackedUnusable
 from molink.shards.model.stage import Stage
+from molink.shards.native.native_way import TrustedWays, WaysTrial
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.store.blob_part import BlobPart, StandIn
 from molink.shards.store.blobs import BlobStore
@@ -66,6 +67,8 @@ class LocalModel:
     """Where it is remembered what the folder's files hold."""
     store: BlobStore | None = None
     """Where layers are kept packed if they are quantized, open."""
+    ways: WaysTrial = field(default_factory=TrustedWays)
+    """Who tries native code before layers use it."""
 
     def load(
         self, span: Span, device: str, progress: Progress = _show_nothing, *, packs_later: bool = False
@@ -93,6 +96,7 @@ class LocalModel:
                     self.spec.quantization,
                     device=device,
                     exact=self.exact,
+                    ways=self.ways,
                     packs_later=packs_later,
                 ),
                 progress=progress,

@@ -205,7 +205,7 @@ class LayerLoader:
         late = engine.late_library
         if await call(lambda: late.awaits_library):
             library = await library_compiled_beside(user_folder())
-            if library is not None:
+            if library is not None and await asyncio.to_thread(late.try_library):
                 await call(late.bind_library, library)
                 _log.info("decode steps go by the compiled library")
 

@@ -41,11 +41,13 @@ class AttentionRules(NamedTuple):
     """[heads] logits of a position that takes weight and gives nothing."""
     slopes: Tensor | None = None
     """[heads] by how much a key's logit falls with each position that it lies back (ALiBi)."""
+    fuses: bool = True
+    """False where torch's fused attention was dropped: scores are written out."""
 
     @property
     def plain(self) -> bool:
-        """Whether logits are scaled products and nothing else, in a window or not."""
-        return self.softcap is None and self.sinks is None and self.slopes is None
+        """Whether logits are scaled products and nothing else, in a window or not, and the fused call takes them."""
+        return self.softcap is None and self.sinks is None and self.slopes is None and self.fuses
 
 
 class AttendingBatch(Protocol):
@@ -66,7 +68,7 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch", "bitwise", "exact", "fuses", "slopes")
+    __slots__ = ("batch", "bitwise", "exact", "fuses", "slopes", "writes_scores")
 
     def __init__(self, slopes: Tensor | None, *, exact: bool = True) -> None:
         """`exact`: steps of one session equal transformers' bit for bit; else all go the fastest way."""
@@ -78,6 +80,8 @@ class BatchSlot:
         """Whether the step that runs goes by a GPU's fused kernels, where modules have some (`kernels/fused.py`)."""
         self.slopes = slopes
         """As in `AttentionRules`, for models whose own code does not say."""
+        self.writes_scores = False
+        """True where this machine has dropped torch's fused attention."""
 
     def begin(self, batch: "AttendingBatch") -> None:
         """A step of this batch runs from now on."""
@@ -111,9 +115,8 @@ def packed_attention(
     slot: BatchSlot = module.__dict__[_SLOT]
     if slot.batch is None:
         raise RuntimeError("a model was run outside its stage")
-    attended = slot.batch.attend(
-        module, query, key, value, AttentionRules(scaling, sliding_window, softcap, s_aux, slot.slopes)
-    )
+    rules = AttentionRules(scaling, sliding_window, softcap, s_aux, slot.slopes, not slot.writes_scores)
+    attended = slot.batch.attend(module, query, key, value, rules)
     return attended.transpose(1, 2).contiguous(), None
 
 
@@ -165,7 +168,7 @@ def attend_sequence(
         keys = window + queries - 1
         key, value = key[:, :, -keys:], value[:, :, -keys:]
     if rules.slopes is not None:
-        return _attend_with_biases(query, key, value, rules.slopes, rules.scaling)
+        return _attend_with_biases(query, key, value, rules.slopes, rules)
     causal = queries > 1 and queries == keys and (window is None or queries <= window)
     mask = None if causal or queries == 1 else causal_mask(queries, keys, window, query.device)
     if rules.softcap is not None or rules.sinks is not None:
@@ -175,16 +178,35 @@ def attend_sequence(
     shared = query.shape[1] != key.shape[1]
     folds = shared and queries == 1 and not bitwise
     if mask is None and not folds and (not shared or key.shape[3] == value.shape[3] <= _FUSED_DIM_LIMIT):
+        if not rules.fuses:
+            return written_attention(query, key, value, None, rules.scaling, causal=causal)
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=causal, scale=rules.scaling, enable_gqa=shared
         )
     if causal:
         mask = causal_mask(queries, keys, None, query.device)
     folded, mask = _fold_groups(query, key.shape[1], mask)
-    attended = functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=mask, scale=rules.scaling
-    )
+    attended = _attended(folded, key, value, mask, rules)
     return attended.reshape(1, query.shape[1], queries, value.shape[3])
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: AttentionRules
+) -> Tensor:
+    if not rules.fuses:
+        return written_attention(query, key, value, mask, rules.scaling, causal=False)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=rules.scaling)
+
+
+def written_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, *, causal: bool
+) -> Tensor:
+    """As `scaled_dot_product_attention`, by products that write all scores: for processors on which the fused call
+    fails."""
+    attended: Tensor = torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the public call chooses by itself
+        query, key, value, mask, 0.0, causal, None, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )[0]
+    return attended
 
 
 def _queries_at_once(query: Tensor, keys: int, rules: AttentionRules) -> int:
@@ -210,9 +232,7 @@ def _merges(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) ->
     return (
         query.device.type == "cpu"
         and (not rules.sliding_window or query.shape[2] == 1)
-        and rules.softcap is None
-        and rules.sinks is None
-        and rules.slopes is None
+        and rules.plain
         and query.shape[3] == key.shape[3] == value.shape[3]
     )
 
@@ -304,16 +324,14 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def _attend_with_biases(
-    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, rules: AttentionRules
 ) -> Tensor:
     heads, queries, keys, key_heads = query.shape[1], query.shape[2], key.shape[2], key.shape[1]
     position = torch.arange(keys - queries, keys, device=query.device)[:, None]
     back = torch.arange(keys, device=query.device)[None] - position
     bias = (slopes[:, None, None] * back).masked_fill(back > 0, -torch.inf).to(query.dtype)
     folded, _ = _fold_groups(query, key_heads, None)
-    attended = functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=bias.view(1, key_heads, -1, keys), scale=scaling
-    )
+    attended = _attended(folded, key, value, bias.view(1, key_heads, -1, keys), rules)
     return attended.reshape(1, heads, queries, value.shape[3])
 
 

@@ -27,6 +27,10 @@ class LateLibrary(Protocol):
         """Whether decode steps would go by it if it were there."""
         ...
 
+    def try_library(self) -> bool:
+        """True if it may be used. Blocks for seconds, on any thread."""
+        ...
+
     def bind_library(self, library: CDLL) -> None:
         """Decode steps through what is held now go by it from the next one on."""
         ...
@@ -123,6 +127,10 @@ class HeldStages:
     def awaits_library(self) -> bool:
         """Whether decode steps through some of them would go by the compiled library if that were there."""
         return any(stage.awaits_library for stage in self._stages)
+
+    def try_library(self) -> bool:
+        """As `LateLibrary.try_library`."""
+        return all(stage.try_library() for stage in tuple(self._stages))
 
     def bind_library(self, library: CDLL) -> None:
         """Decode steps go by the compiled library from now on."""

@@ -23,8 +23,8 @@ from molink.shards.native.few_rows import FewRows
 _ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
 _MLPS: Final = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 _NORMS: Final = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
-_HEADS: Final = ("q_proj", "k_proj", "v_proj")
-_GATED: Final = ("gate_proj", "up_proj")
+HEADS: Final = ("q_proj", "k_proj", "v_proj")
+GATED: Final = ("gate_proj", "up_proj")
 _PLAIN: Final = bool | int | float | str | None
 _LEAST_ROUNDING: Final = 1e-5
 _ROUNDING_UNITS: Final = 4
@@ -82,7 +82,7 @@ def _kind(layer: Part) -> object | None:
         type(attention).__name__ in _ATTENTIONS
         and type(mlp).__name__ in _MLPS
         and all(type(norm).__name__ in _NORMS for norm in norms)
-        and set(named) - {"q_norm", "k_norm"} == {*_HEADS, "o_proj"}
+        and set(named) - {"q_norm", "k_norm"} == {*HEADS, "o_proj"}
         and "forward" not in layer.__dict__
         and all(parameter.device.type == "cpu" for parameter in layer.parameters())
     )
@@ -146,8 +146,8 @@ def _tried(
 def _join(layer: Part) -> None:
     """Makes one quantized matrix of those that take the same inputs, in their place."""
     for owner, names, together in (
-        (layer.self_attn, _HEADS, "qkv_proj"),
-        (layer.mlp, _GATED, "gate_up_proj"),
+        (layer.self_attn, HEADS, "qkv_proj"),
+        (layer.mlp, GATED, "gate_up_proj"),
     ):
         whole = joined([getattr(owner, name) for name in names])
         if whole is not None:

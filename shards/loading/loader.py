@@ -43,6 +43,7 @@ from molink.shards.model.probe import config_refusal
 from molink.shards.model.stage import Batching, Stage
 from molink.shards.model.tensor_parallel import Shard, division_refusal
 from molink.shards.model.text_backbone import generative_class, text_config
+from molink.shards.native.native_way import TrustedWays, WaysTrial
 from molink.shards.spec import Span
 from molink.shards.store.known_weights import KnownWeights
 
@@ -62,6 +63,8 @@ class StageSettings:
     """The rank of which only its part stays in memory."""
     exact: bool = False
     """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
+    ways: WaysTrial = field(default_factory=TrustedWays)
+    """Who tries native code before the stage uses it."""
     packs_later: bool = False
     """Whether weights that are faster packed are packed by `Stage.pack_next`."""
 
@@ -125,6 +128,7 @@ def load_stage(
         settings.exact,
         torch.device(settings.device),
         cache.known_products,
+        settings.ways,
         settings.packs_later,
     )
     known = None if digests is None or manifest is None or shard is not None else KnownWeights(digests)

@@ -30,6 +30,7 @@ from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.loading.known_trial import KnownTrial
 from molink.shards.loading.lazy_tensors import LoadCounter
 from molink.shards.loading.lean_transformers import bring_in_meta_kernels
+from molink.shards.loading.trial_jobs import jobs_of
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.linear import install_products
 from molink.shards.matrices.packed_layers import put_together
@@ -41,6 +42,7 @@ from molink.shards.model.stage import Batching, Stage, StageFacts, View, shorten
 from molink.shards.model.tensor_parallel import Shard
 from molink.shards.model.text_backbone import Passthrough, generative_class, text_config, text_place
 from molink.shards.native.few_rows import few_rows_for
+from molink.shards.native.native_way import NativeWay, TrustedWays, WaysTrial
 from molink.shards.spec import Span
 
 _QUIET = threading.Lock()
@@ -94,6 +96,8 @@ class Recipe:
     """Where each tensor goes as soon as it is read, and where it is quantized."""
     known_products: KnownProducts | None = None
     """Which products are known to be fastest; None: they are measured."""
+    ways: WaysTrial = field(default_factory=TrustedWays)
+    """Who tries native code before it is used."""
     packs_later: bool = False
     """Whether weights that pay for packing are packed by `Stage.pack_next` and not at once."""
 
@@ -321,11 +325,17 @@ def make_stage(
     kernels = fused_on(device)
     plain = slot.exact or device.type != "cpu"
     few_rows = None if plain else few_rows_for(model.parameters())
+    without: frozenset[str] = frozenset()
+    if device.type == "cpu":
+        without = recipe.ways.try_ways(jobs_of(model, text, slot, few_rows))
+    slot.writes_scores = NativeWay.ATTENTION in without
+    if few_rows is not None and NativeWay.COMPILED in without:
+        few_rows.decline()
     if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
         fuse_layers(owner, layers, text, slot, few_rows)
     later = LaterPacking() if recipe.packs_later else None
-    install_products(model, slot, recipe.known_products, later, few_rows)
+    recipe.ways.chose(install_products(model, slot, recipe.known_products, later, few_rows, without))
     install_fused(model, slot, kernels)
     shorten_lookups(layers)
     facts = StageFacts(
@@ -336,7 +346,9 @@ def make_stage(
         context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching], LaterWork(later, few_rows))
+    stage = Stage(
+        model, span, facts, {}, slot, _VIEWS[recipe.batching], LaterWork(later, few_rows, recipe.ways)
+    )
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)

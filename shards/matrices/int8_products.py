@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from molink.shards.matrices.products import filled_up
+from molink.shards.matrices.products import aligned, filled_up
 
 LARGEST: Final = 32_512
 """127 higher bytes, and the lower one rounds to at most 255 more."""
@@ -87,6 +87,14 @@ def plain(packed: Tensor) -> Tensor:
     return _words(packed, rows, columns).transpose(1, 2).contiguous().view(torch.int8).view(rows, columns)
 
 
+def torch_byte_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Rows [count, columns] times a matrix of bytes [out, columns] as it lies, by torch's own product, which gets
+    aligned operands only; `scales` as `byte_product` has them."""
+    found = (aligned(rows.contiguous()), aligned(weight), aligned(scales.to(rows.dtype)))
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(*found)  # noqa: SLF001 - torch's own name
+    return product
+
+
 def byte_product(rows: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """Rows [count, columns] in bfloat16 times a packed matrix [out, columns], whose rows' steps are worth the float32
     `scales`: [count, out]."""
@@ -113,7 +121,7 @@ def _sums(halves: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 def _panels(weight: Tensor) -> Tensor:
     """[panels, columns / 4, PANEL] words of four neighbouring columns, those of a panel's rows one after the other."""
     rows, columns = weight.shape
-    words = weight.contiguous().view(torch.int32)
+    words = aligned(weight.contiguous()).view(torch.int32)
     return words.view(rows // PANEL, PANEL, columns // _TOGETHER).transpose(1, 2)
 
 

@@ -7,7 +7,6 @@ many rows of it as for float32. Where a stage is `exact`, steps of one session k
 numbers are those of transformers bit for bit.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
@@ -24,10 +23,12 @@ from molink.shards.matrices.products import (
     Choice,
     Scratch,
     dense_products,
+    divided_product,
     few_of,
     has_onednn,
     multiply_in_parts,
     onednn_product,
+    packed_for_onednn,
     packed_product,
     time_ways,
     used_for,
@@ -35,6 +36,7 @@ from molink.shards.matrices.products import (
 from molink.shards.matrices.quantized_products import install_quantized
 from molink.shards.model.later_packing import LaterPacking
 from molink.shards.native.few_rows import FewRows, FewRowsMatrix, Form
+from molink.shards.native.native_way import NativeWay
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
@@ -42,23 +44,9 @@ FEW_ROWS: Final = "few_rows"
 """Under this name a linear layer has its `FewRowsMatrix`; it may get one, and another one, between two steps."""
 
 
-def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
-    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
-    made in another way, which is slow."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    parts = math.gcd(torch.get_num_threads(), len(weight))
-    columns = (flat if parts > 1 or len(flat) > 1 else torch.cat((flat, flat))).t()
-    divided = torch.bmm(weight.reshape(parts, -1, weight.shape[1]), columns.expand(parts, -1, -1))
-    product = divided.view(len(weight), -1).t()[: len(flat)].contiguous()
-    if bias is not None:
-        product += bias
-    return product.view(*rows.shape[:-1], -1)
-
-
-def widened_product(scratch: Scratch) -> Product:
+def widened_product(scratch: Scratch, without: frozenset[str] = frozenset()) -> Product:
     """As `torch.nn.functional.linear`, computed in float32, a part of the weights after the other."""
-    multiply = dense_products()[-1]
+    multiply = dense_products(without)[-1]
 
     def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         def widen(start: int, stop: int) -> Tensor:
@@ -74,23 +62,26 @@ def widened_product(scratch: Scratch) -> Product:
     return product
 
 
-def ways_for(dtype: torch.dtype, scratch: Scratch) -> tuple[Product, ...]:
-    """What there is to choose from, torch's own first."""
+def ways_for(
+    dtype: torch.dtype, scratch: Scratch, without: frozenset[str] = frozenset()
+) -> tuple[Product, ...]:
+    """What there is to choose from, torch's own first, `without` what was dropped."""
     if dtype is not torch.float32:
-        return (functional.linear, widened_product(scratch))
-    return (functional.linear, *((onednn_product,) if has_onednn() else ()), divided_product)
+        plain = () if NativeWay.LINEAR in without else (functional.linear,)
+        return (*plain, widened_product(scratch, without))
+    named: tuple[tuple[NativeWay, Product], ...] = (
+        (NativeWay.LINEAR, functional.linear),
+        *(((NativeWay.ONEDNN, onednn_product),) if has_onednn() else ()),
+        (NativeWay.DIVIDED, divided_product),
+    )
+    return tuple(product for name, product in named if name not in without) or (functional.linear,)
 
 
-def packed_for_onednn(weight: Tensor) -> Tensor | None:
-    """The weights as oneDNN likes them best, in as many bytes; None where it does not multiply such here."""
-    if not has_onednn() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return None
-    try:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # noqa: SLF001 - what torch's own compiler calls
-        onednn_product(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed)
-    except RuntimeError:  # a processor that cannot multiply such numbers
-        return None
-    return packed
+def way_of(product: Product) -> NativeWay:
+    """The native way that a product of `ways_for` goes."""
+    if product is functional.linear:
+        return NativeWay.LINEAR
+    return NativeWay.DIVIDED if product is divided_product else NativeWay.ONEDNN
 
 
 def install_products(
@@ -99,12 +90,38 @@ def install_products(
     known: KnownProducts | None = None,
     later: LaterPacking | None = None,
     few_rows: FewRows | None = None,
-) -> None:
+    without: frozenset[str] = frozenset(),
+) -> frozenset[str]:
     """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
     only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
-    was: now, or `later`. What is `known` is not measured. Few rows are multiplied by `few_rows` where they can be."""
+    was: now, or `later`. What is `known` is not measured. Few rows are multiplied by `few_rows` where they can be.
+    Ways `without` which this machine does are not used. Returns the names of those that were chosen."""
     scratch = Scratch()
-    layers = [
+    chosen: set[str] = set()
+    layers = plain_layers(model)
+    least = 0 if NativeWay.LINEAR in without else products.LEAST_WEIGHTS
+    large = [layer for layer in layers if layer.weight.numel() >= least]
+    for dtype in {layer.weight.dtype for layer in large}:
+        alike = [one for one in large if one.weight.dtype is dtype]
+        ways = ways_for(dtype, scratch, without)
+        choice, packs = _decided(alike, slot, ways, known, without)
+        chosen |= {NativeWay.ONEDNN_PACKED} if packs else {way_of(product) for _, product in choice}
+        tied = _tied(model) if packs else set()
+        packable = frozenset(id(layer) for layer in alike if packs and id(layer.weight) not in tied)
+        _install(alike, packable, slot, choice, later, few_rows, torchs=NativeWay.LINEAR not in without)
+    if few_rows is not None:
+        for layer in layers:
+            if FewRows.has_shape(layer.weight):
+                few_rows.describe(layer, partial(_describe, few_rows))
+    chosen |= install_quantized(model, slot, scratch, few_rows, without)
+    if few_rows is not None and few_rows.is_bound:
+        chosen.add(NativeWay.COMPILED)
+    return frozenset(chosen)
+
+
+def plain_layers(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers on a processor whose matrices are not quantized."""
+    return [
         module
         for module in model.modules()
         if type(module) is nn.Linear
@@ -112,52 +129,48 @@ def install_products(
         and module.weight.device.type == "cpu"
         and module.weight.is_floating_point()
     ]
-    large = [layer for layer in layers if layer.weight.numel() >= products.LEAST_WEIGHTS]
-    for dtype in {layer.weight.dtype for layer in large}:
-        alike = [one for one in large if one.weight.dtype is dtype]
-        _install(alike, model, slot, scratch, known, later, few_rows)
-    if few_rows is not None:
-        for layer in layers:
-            if FewRows.has_shape(layer.weight):
-                few_rows.describe(layer, partial(_describe, few_rows))
-    install_quantized(model, slot, scratch, few_rows)
 
 
 def _install(
     layers: Sequence[nn.Linear],
-    model: nn.Module,
+    packable: frozenset[int],
     slot: BatchSlot,
-    scratch: Scratch,
-    known: KnownProducts | None,
+    choice: Choice[Product],
     later: LaterPacking | None,
     few_rows: FewRows | None,
+    *,
+    torchs: bool,
 ) -> None:
+    """Gives layers their products; those that are `packable`, by their ids, are packed. `torchs` as `_forward`."""
+
     def pack(layer: nn.Linear) -> bool:
         return _pack(layer, few_rows)
 
-    ways = ways_for(layers[0].weight.dtype, scratch)
-    choice, packs = _decided(layers, slot, ways, known)
-    tied = _tied(model) if packs else set()
     for layer in layers:
-        packable = packs and id(layer.weight) not in tied
-        if packable and later is None and pack(layer):
+        packs = id(layer) in packable
+        if packs and later is None and pack(layer):
             continue
         if few_rows is not None or any(product is not functional.linear for _, product in choice):
-            layer.__dict__["forward"] = _forward(layer, slot, choice)
-        if packable and later is not None:
+            layer.__dict__["forward"] = _forward(layer, slot, choice, torchs=torchs)
+        if packs and later is not None:
             later.add(layer, pack)
 
 
 def _decided(
-    layers: Sequence[nn.Linear], slot: BatchSlot, ways: Sequence[Product], known: KnownProducts | None
+    layers: Sequence[nn.Linear],
+    slot: BatchSlot,
+    ways: Sequence[Product],
+    known: KnownProducts | None,
+    without: frozenset[str],
 ) -> tuple[Choice[Product], bool]:
     """As `fastest`, remembered or measured."""
     timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
-    kind = (str(timed[0].dtype), slot.exact, [list(weight.shape) for weight in timed])
+    kind = (str(timed[0].dtype), slot.exact, [list(weight.shape) for weight in timed], *sorted(without))
     found = None if known is None else known.find(kind, len(ways))
     if found is not None:
         return tuple((rows, ways[way]) for rows, way in found[0]), found[1]
-    choice, packs = fastest(timed, ways, None if slot.exact else _packed(timed))
+    may_pack = not slot.exact and NativeWay.ONEDNN_PACKED not in without
+    choice, packs = fastest(timed, ways, _packed(timed) if may_pack else None)
     if known is not None:
         known.decided(kind, (tuple((rows, ways.index(way)) for rows, way in choice), packs))
     return choice, packs
@@ -252,11 +265,14 @@ def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product.add_(bias)
 
 
-def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:
+def _forward(
+    layer: nn.Linear, slot: BatchSlot, choice: Choice[Product], *, torchs: bool
+) -> Callable[[Tensor], Tensor]:
+    """`torchs`: torch's own product may be used."""
     found = layer.__dict__
 
     def forward(rows: Tensor) -> Tensor:
-        if slot.bitwise:
+        if slot.bitwise and torchs:
             return functional.linear(rows, layer.weight, layer.bias)
         few: FewRowsMatrix | None = found.get(FEW_ROWS)
         # whoever shares the weights with another stage has put other memory in their place

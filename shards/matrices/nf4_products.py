@@ -20,6 +20,13 @@ PANEL_ROWS = 32
 REPACKED_BYTES = 1 << 22
 """Of a matrix that are brought into the kernel's layout at a time."""
 
+CODES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""NormalFloat's numbers: Dettmers et al., "QLoRA" (2023), appendix E."""
+
 _UNPACKING = {
     torch.float32: "cdequantize_blockwise_cpu_nf4_fp32",
     torch.bfloat16: "cdequantize_blockwise_cpu_nf4_bf16",
@@ -38,6 +45,13 @@ def unpack_into(values: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     sizes = (ctypes.c_longlong(BLOCK), ctypes.c_longlong(blocks), ctypes.c_longlong(BLOCK))
     unpack(_address(packed), _address(scales), _address(values), *sizes)
     return values
+
+
+def torch_unpack_into(values: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """As `unpack_into`, by torch's operations alone: for machines on which bitsandbytes' library fails."""
+    codes = torch.stack((packed.reshape(-1) >> 4, packed.reshape(-1) & 0x0F), -1).view(-1).int()
+    numbers = torch.tensor(CODES).index_select(0, codes).view(-1, BLOCK).mul_(scales.reshape(-1, 1).float())
+    return values.copy_(numbers.view(values.shape))
 
 
 def _unpacked(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -123,6 +137,11 @@ def _unpaneled(panels: Tensor) -> Tensor:
     both = pairs.contiguous().view(torch.uint8).view(count, height // 2, width, 2)
     left, right = both[..., 0], both[..., 1]
     return torch.cat(((left << 4) | (right & 0x0F), (left & 0xF0) | (right >> 4)), 1)
+
+
+def import_library() -> None:
+    """Imports bitsandbytes, which takes seconds."""
+    import bitsandbytes.functional  # noqa: F401 - for later calls
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

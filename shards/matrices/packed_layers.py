@@ -10,22 +10,25 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
+from molink.shards.checkpoint.safetensors_header import LENGTH_BYTES
 from molink.shards.codec import dtype_of
+from molink.shards.matrices.products import ALIGNED_BYTES, aligned
 from molink.shards.matrices.quantize import QuantizedLinear, matrices_called
 from molink.shards.matrices.quantized_matrices import QuantizedMatrices
 from molink.shards.spec import ModelSpec, Span
+from molink.shards.store.blob_part import stored_dtype
 from molink.shards.store.blobs import BlobStore, InUse, StoreFull, hash_file
 
 FORMAT: Final = 1
@@ -103,8 +106,7 @@ class PackedLayers:
     ) -> None:
         size = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER_BYTES
         self.store.reserve({unfinished: size}, in_use)
-        # under one name: of several safetensors writes one or another first, and equal layers would be other files
-        save_file(tensors, unfinished, {"matrices": json.dumps(matrices)})
+        write_aligned(unfinished, tensors, {"matrices": json.dumps(matrices)})
         sha256, size = hash_file(unfinished), unfinished.stat().st_size
         self.store.adopt({unfinished: sha256}, in_use)
         note = json.dumps({"sha256": sha256, "bytes": size}).encode()
@@ -130,26 +132,74 @@ class PackedLayers:
         return self.store.drop_damaged((sha256,)) == 0
 
 
+def write_aligned(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes contiguous tensors of the host as a safetensors file, the same bytes for the same tensors.
+
+    Tensors begin at multiples of ALIGNED_BYTES, behind them those whose size is none. safetensors' own writer promises
+    multiples of 8 alone.
+
+    Raises:
+        ValueError: two of the tensors have memory in common, which the file could not say.
+    """
+    names = sorted(tensors, key=lambda name: _place_in_file(name, tensors[name]))
+    _refuse_overlaps([tensors[name] for name in names])
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    stop = 0
+    for name in names:
+        tensor, start = tensors[name], stop
+        stop += tensor.nbytes
+        header[name] = {
+            "dtype": stored_dtype(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [start, stop],
+        }
+    said = json.dumps(header).encode()
+    said += b" " * (-(LENGTH_BYTES + len(said)) % ALIGNED_BYTES)
+    with path.open("wb") as file:
+        file.write(len(said).to_bytes(LENGTH_BYTES, "little"))
+        file.write(said)
+        for name in names:
+            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _place_in_file(name: str, tensor: torch.Tensor) -> tuple[bool, int, str]:
+    """Sorts what ends between two multiples of ALIGNED_BYTES behind everything else, by the size of its numbers."""
+    return tensor.nbytes % ALIGNED_BYTES != 0, -tensor.itemsize, name
+
+
+def _refuse_overlaps(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises ValueError where two of them have memory in common."""
+    places = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.nbytes)
+    if any(start + size > other for (start, size), (other, _) in pairwise(places)):
+        raise ValueError("some of its tensors have memory in common")
+
+
 def put_together(layer: int, module: nn.Module, path: Path, device: torch.device) -> None:
-    """Fills a layer that was made without memory with what its file holds: mapped on processors.
+    """Fills a layer that was made without memory with what its file holds: mapped on processors, and copied where the
+    file has it at an address that is not aligned.
 
     Raises:
         PackedUnusable: it does not hold what the layer needs.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
+
+            def tensor_of(name: str) -> torch.Tensor:
+                tensor: torch.Tensor = file.get_tensor(name)
+                return aligned(tensor) if device.type == "cpu" else tensor.to(device)
+
             said = file.metadata() or {}
             matrices: dict[str, dict[str, Any]] = json.loads(said.get("matrices", "null"))
             names = set(file.keys())
             for at, facts in matrices.items():
-                own = {name: file.get_tensor(f"{at}.{name}").to(device) for name in facts["tensors"]}
+                own = {name: tensor_of(f"{at}.{name}") for name in facts["tensors"]}
                 names -= {f"{at}.{name}" for name in facts["tensors"]}
                 kind = matrices_called(facts["kind"])
                 rows, columns = facts["shape"]
                 matrix = kind(own["weight"], own["scales"], (rows, columns), dtype_of(facts["dtype"]))
                 _place(module, at, matrix, multiplies=facts["multiplies"])
             for name in names:
-                _set(module, name, file.get_tensor(name).to(device))
+                _set(module, name, tensor_of(name))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise PackedUnusable(layer, str(error)) from error
     missing = [name for name, tensor in _tensors(module) if tensor.is_meta]

@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from molink.shards.native.native_way import NativeWay
 
 LEAST_WEIGHTS = 1 << 16
 """Smaller matrices are not worth a choice: the call costs more than the product."""
@@ -36,6 +38,9 @@ UNPACKED_ELEMENTS = 1 << 20
 STREAMED_ROWS = 6
 """With so many rows oneDNN reads packed weights a quarter to two fifths faster than with one or two: it then has the
 next ones on their way while it multiplies. The zeros cost nothing that would not be waited for."""
+ALIGNED_BYTES: Final = 64
+"""Memory that torch allocates begins at a multiple of it, so products with vectors may rely on it: at other addresses
+`_weight_int8pack_mm` ends the process."""
 
 Way: TypeAlias = Callable[[int, Tensor], object]
 """Multiplies rows [count, columns] by the matrix of this number."""
@@ -186,14 +191,48 @@ def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return onednn_product(filled_up(flat), weight, bias)[: len(flat)].view(*rows.shape[:-1], -1)
 
 
+def packed_for_onednn(weight: Tensor) -> Tensor | None:
+    """The weights as oneDNN likes them best, in as many bytes; None where it does not multiply such here."""
+    if not has_onednn() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return None
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # noqa: SLF001 - what torch's own compiler calls
+        onednn_product(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed)
+    except RuntimeError:  # a processor that cannot multiply such numbers
+        return None
+    return packed
+
+
+def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
+    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
+    made in another way, which is slow."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    parts = math.gcd(torch.get_num_threads(), len(weight))
+    columns = (flat if parts > 1 or len(flat) > 1 else torch.cat((flat, flat))).t()
+    divided = torch.bmm(weight.reshape(parts, -1, weight.shape[1]), columns.expand(parts, -1, -1))
+    product = divided.view(len(weight), -1).t()[: len(flat)].contiguous()
+    if bias is not None:
+        product += bias
+    return product.view(*rows.shape[:-1], -1)
+
+
 def filled_up(rows: Tensor) -> Tensor:
     """[at least STREAMED_ROWS, columns], zeros behind the rows that there are."""
     return functional.pad(rows, (0, 0, 0, max(0, STREAMED_ROWS - len(rows))))
 
 
-def dense_products() -> tuple[DenseProduct, ...]:
-    """Products of a matrix that lies unpacked in a buffer."""
-    return (functional.linear, onednn_product) if has_onednn() else (functional.linear,)
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor if its memory begins at a multiple of ALIGNED_BYTES, else a copy that does. On processors."""
+    return tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
+
+
+def dense_products(without: frozenset[str] = frozenset()) -> tuple[DenseProduct, ...]:
+    """Products of a matrix that lies unpacked in a buffer; torch's alone where all were dropped."""
+    found: list[DenseProduct] = [] if NativeWay.LINEAR in without else [functional.linear]
+    if has_onednn() and NativeWay.ONEDNN not in without:
+        found.append(onednn_product)
+    return tuple(found) or (functional.linear,)
 
 
 def multiply_in_parts(

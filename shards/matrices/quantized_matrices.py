@@ -10,7 +10,7 @@ with: LLM.int8() would look for outliers over all rows of a batch.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,18 @@ from torch import Tensor, nn
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.matrices import int8_products, nf4_products, products
 from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
-from molink.shards.matrices.int8_products import BytePacking, byte_product
+from molink.shards.matrices.int8_products import BytePacking, byte_product, torch_byte_product
 from molink.shards.matrices.matrix_of_stack import Index, MatrixOfStack
-from molink.shards.matrices.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
+from molink.shards.matrices.nf4_products import (
+    BLOCK,
+    kernel_product,
+    kernel_takes,
+    torch_unpack_into,
+    unpack_into,
+)
 from molink.shards.model.tensor_parallel import Division
 from molink.shards.native.few_rows import FewRowsMatrix
+from molink.shards.native.native_way import NativeWay
 
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
@@ -41,10 +48,15 @@ class QuantizedWays:
     choice: "products.Choice[QuantizedWay] | None"
     """None: as where nothing was measured."""
     packing: BytePacking
+    without: frozenset[str] = frozenset()
+    """Native ways that are not used on this machine."""
 
 
 class QuantizedMatrices(nn.Module, ABC):
     """Matrices [..., rows, columns] in fewer bits, to be had one at a time in the compute dtype."""
+
+    kernel_way: ClassVar[NativeWay]
+    unpacking_way: ClassVar[NativeWay] = NativeWay.LINEAR
 
     def __init__(self, packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
         super().__init__()
@@ -117,6 +129,13 @@ class QuantizedMatrices(nn.Module, ABC):
     def prepare(self) -> None:
         """Brings the matrices into the layout of that product, if it is what was chosen."""
 
+    def chosen_ways(self) -> set[NativeWay]:
+        """Names of the ways that were chosen, but for those by which unpacked parts are multiplied."""
+        ways = {way for _, way in self.ways.choice or ()}
+        found = {self.kernel_way} if by_kernel in ways else set()
+        found |= {NativeWay.TORCH_BYTES} if _by_bytes in ways else set()
+        return found or {self.unpacking_way}
+
     def uses_kernel(self) -> bool:
         """Whether it is what was chosen."""
         return any(way is by_kernel for _, way in self.ways.choice or ())
@@ -126,7 +145,10 @@ class QuantizedMatrices(nn.Module, ABC):
         if inputs.device.type != "cpu":
             return self.multiply_on_gpu(inputs, bias, index)
         choice = self.ways.choice
-        if choice is None or self.ways.slot.bitwise:
+        if choice is None and NativeWay.LINEAR in self.ways.without:
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            product = self.ways_here()[0](self, index, rows).view(*inputs.shape[:-1], -1)
+        elif choice is None or (self.ways.slot.bitwise and NativeWay.LINEAR not in self.ways.without):
             product = self.multiply_unmeasured(index, inputs)
         else:
             rows = inputs.reshape(-1, inputs.shape[-1])
@@ -165,9 +187,12 @@ def _unpacking(dtype: torch.dtype, product: products.DenseProduct) -> QuantizedW
     return multiply
 
 
-def _unpacking_ways(dtype: torch.dtype) -> tuple[QuantizedWay, ...]:
-    widened = tuple(_unpacking(torch.float32, product) for product in products.dense_products())
-    return widened if dtype is torch.float32 else (_unpacking(dtype, nn.functional.linear), widened[-1])
+def _unpacking_ways(dtype: torch.dtype, without: frozenset[str]) -> tuple[QuantizedWay, ...]:
+    widened = tuple(_unpacking(torch.float32, product) for product in products.dense_products(without))
+    if dtype is torch.float32:
+        return widened
+    plain = () if NativeWay.LINEAR in without else (_unpacking(dtype, nn.functional.linear),)
+    return (*plain, widened[-1])
 
 
 class Int8Matrices(QuantizedMatrices):
@@ -177,6 +202,7 @@ class Int8Matrices(QuantizedMatrices):
     """
 
     by_bytes: ByteProducts | None = None
+    kernel_way = NativeWay.ONEDNN_BYTES
 
     def __init__(self, packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
         super().__init__(packed, scales, shape, dtype)
@@ -217,7 +243,8 @@ class Int8Matrices(QuantizedMatrices):
 
     @property
     def has_kernel(self) -> bool:
-        return self.ways.packing.takes(*self.shape, self.dtype)
+        dropped = NativeWay.ONEDNN_BYTES in self.ways.without
+        return not dropped and self.ways.packing.takes(*self.shape, self.dtype)
 
     def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
         return self.ways.packing.pack(self.weight.data[index]), self.scales[index]
@@ -252,7 +279,8 @@ class Int8Matrices(QuantizedMatrices):
 
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
-        if len(rows) <= PACKED_ROWS.get(self.dtype, 0) and self._has_whole_columns and not self.is_stack:
+        by_bytes = self._has_whole_columns and NativeWay.TORCH_BYTES not in self.ways.without
+        if len(rows) <= PACKED_ROWS.get(self.dtype, 0) and by_bytes and not self.is_stack:
             return _by_bytes(self, index, rows).view(*inputs.shape[:-1], self.shape[0])
         if self.dtype is torch.bfloat16 and not self.is_stack:
             # whole numbers to 127 are exact in it, and sums of them do not overflow
@@ -266,15 +294,14 @@ class Int8Matrices(QuantizedMatrices):
 
     def ways_here(self) -> tuple[QuantizedWay, ...]:
         # in float32 torch has no fast product with bytes
-        by_bytes = (_by_bytes,) if self._has_whole_columns and self.dtype is torch.bfloat16 else ()
-        return (*_unpacking_ways(self.dtype), *by_bytes)
+        takes = self._has_whole_columns and self.dtype is torch.bfloat16
+        by_bytes = (_by_bytes,) if takes and NativeWay.TORCH_BYTES not in self.ways.without else ()
+        return (*_unpacking_ways(self.dtype, self.ways.without), *by_bytes)
 
 
 def _by_bytes(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
     """Multiplies by bytes as they are kept."""
-    weight, scales = matrices.weight[index], matrices.scales[index].to(matrices.dtype)
-    product: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), weight, scales)  # noqa: SLF001 - torch's own name
-    return product
+    return torch_byte_product(rows, matrices.weight[index], matrices.scales[index])
 
 
 class Nf4Matrices(QuantizedMatrices):
@@ -284,6 +311,8 @@ class Nf4Matrices(QuantizedMatrices):
     """
 
     paneled = False
+    kernel_way = NativeWay.BITSANDBYTES_PRODUCT
+    unpacking_way = NativeWay.BITSANDBYTES
 
     @classmethod
     def of(cls, values: Tensor) -> "Nf4Matrices":
@@ -302,6 +331,8 @@ class Nf4Matrices(QuantizedMatrices):
         return cls(packed.view(*stack, -1), scales.view(*stack, -1), (rows, columns), values.dtype)
 
     def unpacked(self, index: Index = ...) -> Tensor:
+        if NativeWay.BITSANDBYTES in self.ways.without:
+            return self.unpack(index, 0, self.shape[0], torch.empty(self.shape, dtype=self.dtype))
         from bitsandbytes.functional import dequantize_4bit
 
         packed, scales = self._plain(index)
@@ -313,7 +344,8 @@ class Nf4Matrices(QuantizedMatrices):
         columns = self.shape[1]
         packed, scales = self._plain(index)
         part = packed[start * columns // 2 : stop * columns // 2]
-        return unpack_into(into, part, scales[start * columns // BLOCK : stop * columns // BLOCK])
+        fill = torch_unpack_into if NativeWay.BITSANDBYTES in self.ways.without else unpack_into
+        return fill(into, part, scales[start * columns // BLOCK : stop * columns // BLOCK])
 
     def _plain(self, index: Index) -> tuple[Tensor, Tensor]:
         """Bytes and scales of one matrix as the quantizer makes them."""
@@ -365,10 +397,11 @@ class Nf4Matrices(QuantizedMatrices):
 
     @property
     def has_kernel(self) -> bool:
-        return kernel_takes(*self.shape, self.dtype)
+        dropped = NativeWay.BITSANDBYTES_PRODUCT in self.ways.without
+        return not dropped and kernel_takes(*self.shape, self.dtype)
 
     def ways_here(self) -> tuple[QuantizedWay, ...]:
-        return _unpacking_ways(self.dtype)
+        return _unpacking_ways(self.dtype, self.ways.without)
 
     def _state(self, scales: Tensor, shape: tuple[int, int]) -> Any:  # noqa: ANN401 - bitsandbytes' own
         from bitsandbytes.functional import QuantState

@@ -1,5 +1,6 @@
 """Which product each quantized matrix of a model on a processor is multiplied by: measured when the span is loaded."""
 
+from collections.abc import Iterator
 from functools import partial
 
 from torch import nn
@@ -19,30 +20,43 @@ from molink.shards.native.few_rows import FewRows, Form
 
 
 def install_quantized(
-    model: nn.Module, slot: BatchSlot, scratch: products.Scratch, few_rows: FewRows | None = None
-) -> None:
+    model: nn.Module,
+    slot: BatchSlot,
+    scratch: products.Scratch,
+    few_rows: FewRows | None = None,
+    without: frozenset[str] = frozenset(),
+) -> set[str]:
     """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
-    memory that is kept. What their kernels' layouts hold is multiplied by few rows by `few_rows`."""
+    memory that is kept. What their kernels' layouts hold is multiplied by few rows by `few_rows`. Ways `without` which
+    this machine does are not used. Returns the names of those that were chosen."""
+    chosen: set[str] = set()
     large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
     packing = BytePacking()
-    for module in model.modules():
-        for matrices in module.children():
-            if not isinstance(matrices, QuantizedMatrices) or matrices.weight.device.type != "cpu":
-                continue
-            matrices.ways = QuantizedWays(slot, scratch, None, packing)
-            rows, columns = matrices.shape
-            if rows * columns >= products.LEAST_WEIGHTS and not getattr(module, "is_transposed", False):
-                kind = (type(matrices), matrices.dtype, matrices.has_kernel)
-                large.setdefault(kind, []).append(matrices)
+    for module, matrices in quantized_layers(model):
+        matrices.ways = QuantizedWays(slot, scratch, None, packing, without)
+        rows, columns = matrices.shape
+        if rows * columns >= products.LEAST_WEIGHTS and not getattr(module, "is_transposed", False):
+            kind = (type(matrices), matrices.dtype, matrices.has_kernel)
+            large.setdefault(kind, []).append(matrices)
     for alike in large.values():
         timed = products.few_of(alike, lambda matrices: matrices.shape[0] * matrices.shape[1])
-        ways = QuantizedWays(slot, scratch, _fastest(timed), packing)
+        ways = QuantizedWays(slot, scratch, _fastest(timed), packing, without)
         for matrices in alike:
             matrices.ways = ways
             matrices.prepare()
+            chosen |= matrices.chosen_ways()
             if few_rows is not None and matrices.uses_kernel() and not matrices.is_stack:
                 few_rows.describe(matrices, partial(_describe, few_rows))
     packing.forget()
+    return chosen
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[nn.Module, QuantizedMatrices]]:
+    """The quantized matrices on a processor, each behind the module that has it."""
+    for module in model.modules():
+        for matrices in module.children():
+            if isinstance(matrices, QuantizedMatrices) and matrices.weight.device.type == "cpu":
+                yield module, matrices
 
 
 def _describe(few_rows: FewRows, matrices: QuantizedMatrices) -> None:

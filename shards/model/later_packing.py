@@ -4,12 +4,13 @@ which nobody would be served; meanwhile the same matrices are multiplied as they
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import nn
 
 from molink.shards.native.few_rows import FewRows
+from molink.shards.native.native_way import TrustedWays, WaysTrial
 
 Pack: TypeAlias = Callable[[nn.Linear], object]
 
@@ -44,4 +45,5 @@ class LaterWork:
 
     packing: LaterPacking | None = None
     few_rows: FewRows | None = None
+    ways: WaysTrial = field(default_factory=TrustedWays)
     """Bound when the compiled library is there."""

@@ -227,6 +227,10 @@ class Stage:
         few_rows = self._later.few_rows
         return few_rows is not None and few_rows.is_awaited
 
+    def try_library(self) -> bool:
+        """True if a library that was compiled since may be used. Blocks for seconds; any thread may call it."""
+        return self._later.ways.try_library()
+
     def bind_library(self, library: CDLL) -> None:
         """Its decode steps go by the compiled library from now on. On the thread that runs the views."""
         few_rows = self._later.few_rows

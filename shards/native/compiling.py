@@ -88,6 +88,15 @@ def kept_library(folder: Path) -> ctypes.CDLL | None:
     return None
 
 
+def kept_library_name(folder: Path) -> str:
+    """Name of the library that `kept_library` would load, by its contents and all that it depends on; empty where there
+    is none."""
+    openmp, private = _openmp(), _private(folder)
+    if openmp is None or private is None:
+        return ""
+    return next((path.stem for path in sorted(private.glob(f"{_prefix(openmp)}-*.so"))), "")
+
+
 def compilation(folder: Path) -> Compilation | None:
     """How the library would be made and kept in `folder`; None where it cannot be."""
     openmp, compiler = _openmp(), shutil.which(COMPILER)

@@ -57,10 +57,11 @@ class FewRows:
     """The library, and the memory in which it computes, of one stage; the library may come later. Used from one
     thread."""
 
-    __slots__ = ("_alike", "_forms", "_library", "_scratch", "_waiting", "most_rows")
+    __slots__ = ("_alike", "_declined", "_forms", "_library", "_scratch", "_waiting", "most_rows")
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
         self._library: ctypes.CDLL | None = None
+        self._declined = False
         self._forms = self.most_rows = 0
         """So many rows it takes at once: one where a processor's registers hold no more."""
         self._scratch = torch.empty(0)
@@ -100,12 +101,17 @@ class FewRows:
             if module is not None:
                 describe(module)
 
+    def decline(self) -> None:
+        """Neither waits for a library nor takes one any more: this machine does without."""
+        self._library, self._forms, self.most_rows = None, 0, 0
+        self._waiting, self._declined = [], True
+
     def describe(self, module: nn.Module, describe: "Describe") -> None:
         """Has `describe` note of the module what the library needs to know of its matrix: now, or when the library has
         come."""
         if self.is_bound:
             describe(module)
-        else:
+        elif not self._declined:
             self._waiting.append((weakref.ref(module), describe))
 
     @staticmethod

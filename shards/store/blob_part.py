@@ -151,3 +151,15 @@ def torch_dtype(stored: str) -> torch.dtype:
         return _DTYPES[stored]
     except KeyError:
         raise ValueError(f"tensors of type {stored} cannot be computed with") from None
+
+
+def stored_dtype(dtype: torch.dtype) -> str:
+    """The name of the dtype in safetensors.
+
+    Raises:
+        ValueError: it has none.
+    """
+    for name, found in _DTYPES.items():
+        if found is dtype:
+            return name
+    raise ValueError(f"tensors of {dtype} cannot be stored")

@@ -172,12 +172,12 @@ def test_a_load_that_is_interrupted_leaves_nothing(
 ) -> None:
     model = model_of(write_model("llama", tmp_path / "llama"), store)
 
-    def interrupted(_: object, path: Path, *__: object) -> None:
+    def interrupted(path: Path, *_: object) -> None:
         path.write_bytes(b"half of it")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(packed_layers, "save_file", interrupted)
+        patched.setattr(packed_layers, "write_aligned", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.load(WHOLE, "cpu")
     assert unfinished_of(store) == []
