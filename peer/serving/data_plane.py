@@ -41,6 +41,7 @@ from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.serving.service import PeerService
+from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.link import LinkHandler
@@ -99,6 +100,7 @@ class DataPlaneSettings:
     """Whether copies are kept for others, and of what is here."""
     roles: Roles = Roles.OFF
     """Whether sessions go over to partners that have copies of them."""
+    timeouts: ServingTimeouts = TIMEOUTS
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -192,10 +194,10 @@ class DataPlane:
             self.stepper.guessing.source_of = compute.guesses
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
-        leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
+        leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change, settings.timeouts)
         self.loader = LayerLoader(leased)
         self.links.newest_facts = swarm.newest_facts
-        neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
+        neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts, settings.timeouts)
         self.copying: Copying | None = None
         """None: no copies are kept, neither here nor of what is here."""
         if settings.copies:
