@@ -93,7 +93,7 @@ def test_what_another_process_uses_stays_until_that_process_is_gone(tmp_path: Pa
         with pytest.raises(StoreFull):
             put_unused(store, b"2" * 700, 2)
         other.kill()
-        other.communicate(timeout=30)
+        other.communicate()
         put_unused(store, b"2" * 700, 2)
         assert there(store, sha256) == [False]
         assert list((tmp_path / "users").glob("*.lock")) == own

@@ -232,7 +232,6 @@ async def test_a_private_swarm_is_closed_to_strangers_and_tells_them_why() -> No
 async def test_who_does_not_prove_itself_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 0.1)
     async with End() as end, raw_call(end) as call:
-        await read(call)
         assert await soon(call.code()) is grpc.StatusCode.UNAUTHENTICATED
         assert "in time" in await call.details()
         assert end.links.all() == ()
