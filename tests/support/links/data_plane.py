@@ -134,9 +134,10 @@ class End:
         needed: bool = False,
         memory: MessageMemory | None = None,
         identity: Identity | None = None,
+        proof_s: float = DEADLINE_S,
     ) -> None:
         """`members` are known to belong to the swarm; `needed`: sessions use every link. `identity`: somebody new,
-        unless told."""
+        unless told. `proof_s`: as `Acceptor`."""
         self.identity = identity or Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
@@ -154,6 +155,7 @@ class End:
         self._host = host
         self._members = members
         self._needed = needed
+        self._proof_s = proof_s
         self._swarm_key = swarm_key
         self._stack = AsyncExitStack()
 
@@ -168,6 +170,7 @@ class End:
                 self.handler,
                 is_member=self._members.__contains__,
                 is_needed=lambda _: self._needed,
+                proof_s=self._proof_s,
             )
             await self._stack.enter_async_context(acceptor)
             address = listen_address(self._host, acceptor.port)

@@ -41,7 +41,6 @@ async def stranger(end: End) -> AsyncIterator[GrpcStream]:
 async def test_strangers_that_prove_nothing_lock_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "MAX_LINKS", 3)
     monkeypatch.setattr(acceptor_module, "MAX_UNPROVEN", 3)
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 10 * DEADLINE_S)
     async with End() as end, End() as first, End() as second, AsyncExitStack() as stack:
         assert (await first.links.to(end.facts)).peer_id == end.peer_id
         calls = [await stack.enter_async_context(stranger(end)) for _ in range(5)]
