@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.circuits.guesses import Chance, GuessingHead, LastWrong, NeverRight, Oracle
+from support.deadline import DEADLINE_S
 from support.links.data_plane import asynchronous, soon
 from support.live_tensors import live_tensor_bytes
 from support.models.tiny_models import greedy_references, make_tiny_model
@@ -152,7 +153,7 @@ async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) 
         _, frame = await soon(circuit.peers[0].client.handler.frames.get())
         tokens.extend(frame.header.tokens)
     release = pb.Request(release=pb.Release(session=descriptor.session, epoch=1))
-    await asyncio.gather(*(link.request(release, 60.0) for link in circuit.links))
+    await asyncio.gather(*(link.request(release, DEADLINE_S) for link in circuit.links))
     return tokens
 
 
@@ -328,7 +329,7 @@ async def test_many_sessions_that_guess_and_are_cancelled_leave_nothing(model: L
                         left.remove(token.session)
                         complete += len(got) == NEW_TOKENS
                         release = pb.Request(release=pb.Release(session=token.session, epoch=1))
-                        await asyncio.gather(*(link.request(release, 60.0) for link in circuit.links))
+                        await asyncio.gather(*(link.request(release, DEADLINE_S) for link in circuit.links))
             for session, got in started.items():
                 assert got == expected[(session[0] - 1) % len(prompts)][: len(got)]
             gc.collect()

@@ -103,7 +103,7 @@ def test_a_loaded_span_takes_little_more_memory_than_its_parameters(tmp_path: Pa
         hub_side(tmp_path / "model", tmp_path / "folder") as side,
         fetching(side, Span(3, 9), loads=True) as process,
     ):
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=DEADLINE_S)
     parameters, resident = json.loads(out)
     assert parameters > 300 * 2**20
     assert resident <= 1.25 * parameters + 150 * 2**20

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 from support.live_tensors import live_tensor_bytes
 from support.models.circuit_runs import greedy, greedy_joining, spec_for, start_run, step_runs
 from support.models.stored_models import alter_a_weight, copy_of, write_model
@@ -300,7 +301,7 @@ def test_resident_memory_is_that_of_the_quantized_weights(quantization: str, big
         [sys.executable, "-c", MEASURE, str(big_model), quantization],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=DEADLINE_S,
         check=True,
     )
     weights, resident = map(int, done.stdout.split())

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from support.deadline import DEADLINE_S
 from support.swarms.swarm_examples import MODEL, facts_of
 
 from molink.dht.identity.identity import Identity
@@ -26,8 +27,6 @@ from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 from molink.shards.spec import ModelSpec, Span
 
-DEADLINE_S = 200.0
-"""For whatever a test waits for. It says that something does not come about, never that it came late."""
 SPEC = ModelSpec(
     model_hash=MODEL.model_hash,
     content_hash=MODEL.content_hash,
