@@ -45,7 +45,7 @@ from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.link import LinkHandler
-from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.link_resources import LINK_TIMES, LinkResources, LinkTimes
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport.line_quality import MeasureLine
@@ -101,6 +101,7 @@ class DataPlaneSettings:
     roles: Roles = Roles.OFF
     """Whether sessions go over to partners that have copies of them."""
     timeouts: ServingTimeouts = TIMEOUTS
+    link_times: LinkTimes = LINK_TIMES
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -169,7 +170,11 @@ class DataPlane:
             http_proxy=settings.http_proxy,
             own_ranges=swarm.own_ranges,
             resources=LinkResources(
-                SharedUplink(settings.transmission_policy), memory, service.pace, settings.folder
+                SharedUplink(settings.transmission_policy),
+                memory,
+                service.pace,
+                settings.folder,
+                settings.link_times,
             ),
         )
         core: HopCore[ServedSession, StepPayload] = HopCore(

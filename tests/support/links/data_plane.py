@@ -19,7 +19,7 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.acceptor import Acceptor, listen_address
 from molink.peer.wire.link.certificate import Certificate, Credentials, new_certificate
 from molink.peer.wire.link.link import Link
-from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.link_resources import LINK_TIMES, LinkResources, LinkTimes
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
@@ -45,6 +45,10 @@ SPEC = ModelSpec(
     stop_token_ids=(1,),
 )
 
+PATIENT_DIALS = replace(LINK_TIMES, dial_s=DEADLINE_S)
+"""Nobody who is dialled is given up because the machine is busy."""
+PATIENT_LINKS = replace(PATIENT_DIALS, busy_lost_after_s=DEADLINE_S)
+"""Nor is anybody who is silent for that."""
 Answer = Callable[[Link, pb.Request], Awaitable[tuple[pb.Response, bytes]]]
 
 
@@ -134,6 +138,7 @@ class End:
         memory: MessageMemory | None = None,
         identity: Identity | None = None,
         proof_s: float = DEADLINE_S,
+        times: LinkTimes = PATIENT_DIALS,
     ) -> None:
         """`members` are known to belong to the swarm; `needed`: sessions use every link. `identity`: somebody new,
         unless told. `proof_s`: as `Acceptor`."""
@@ -147,7 +152,7 @@ class End:
             swarm_key,
             is_client=is_client,
             http_proxy=http_proxy,
-            resources=memory and LinkResources(SharedUplink(), memory),
+            resources=LinkResources(SharedUplink(), memory or MessageMemory(), times=times),
         )
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client

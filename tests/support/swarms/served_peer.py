@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.links.data_plane import DEADLINE_S, End, describe, facts_at, hop_of
+from support.links.data_plane import DEADLINE_S, PATIENT_LINKS, End, describe, facts_at, hop_of
 from support.models.circuit_runs import DEVICE
 from support.models.tiny_models import make_tiny_model
 
@@ -26,6 +26,7 @@ from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSw
 from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.link_resources import LINK_TIMES
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
 from molink.shards.checkpoint import store
@@ -144,6 +145,8 @@ async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
     spec = model.spec
     if settings.timeouts is TIMEOUTS:
         settings = replace(settings, timeouts=PATIENT)
+    if settings.link_times is LINK_TIMES:
+        settings = replace(settings, link_times=PATIENT_LINKS)
     span = span if span is not None else spec.whole
     weights = spec.weight_bytes(span)
     kv_bytes = spec.kv_bytes(span, kv_tokens)
@@ -161,7 +164,7 @@ async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
         settings,
         swarm,
     )
-    async with serving, End(is_client=True) as client:
+    async with serving, End(is_client=True, times=PATIENT_LINKS) as client:
         facts = replace(
             facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
             activation_codecs=settings.activation_codecs,
