@@ -56,14 +56,21 @@ class DraftThread:
     """Owns the thread, and who waits for it. Open between `__aenter__` and `__aexit__`; used on the event loop."""
 
     def __init__(
-        self, engine: DraftEngine, times: DraftTimes, most_sequences: int, least_late_s: float = LEAST_LATE_S
+        self,
+        engine: DraftEngine,
+        times: DraftTimes,
+        most_sequences: int,
+        least_late_s: float = LEAST_LATE_S,
+        hung_s: float = HUNG_S,
     ) -> None:
         self.times = times
         self.cache_bytes = engine.cache_bytes_of(most_sequences)
         """Of the KV caches of as many sequences as there may be."""
         self._window_tokens = engine.window_tokens
         self._most_sequences = most_sequences
-        self._least_late_s = least_late_s
+        self.least_late_s = least_late_s
+        """No answer is late before that."""
+        self._hung_s = hung_s
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(engine,), name="draft", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,7 +148,7 @@ class DraftThread:
         self._asked[told.number] = asked
         expected_s = LATE_FACTOR * (places + PARTS_PLACES) * self.times.place_ms(asked.beside) / 1000
         late_s = min(MOST_LATE_S, expected_s)
-        asked.alarm = self._loop.call_later(max(self._least_late_s, late_s), self._be_late, told.number)
+        asked.alarm = self._loop.call_later(max(self.least_late_s, late_s), self._be_late, told.number)
         order = DraftOrder(told.number, told.take_new(), told.length, places)
         self._put(lambda engine: self._begin(engine, order))
 
@@ -165,8 +172,8 @@ class DraftThread:
             _record(self.times, asked)
             self.times.is_late = True
             if self._hung is None:
-                reason = f"it gave no sign of life for {HUNG_S:g} s"
-                self._hung = asyncio.get_running_loop().call_later(HUNG_S, self._give_up, reason)
+                reason = f"it gave no sign of life for {self._hung_s:g} s"
+                self._hung = asyncio.get_running_loop().call_later(self._hung_s, self._give_up, reason)
         asked.done()
 
     def _note_alive(self) -> None:

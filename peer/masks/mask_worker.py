@@ -99,8 +99,10 @@ class MaskOrder:
 class MaskWorker:
     """Owner of the process, which starts with the first order. Open between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, model: MaskedModel) -> None:
+    def __init__(self, model: MaskedModel, answer_within_s: float = ANSWER_WITHIN_S) -> None:
         self._model = model
+        self.answer_within_s = answer_within_s
+        """The process is ended that takes longer at one order."""
         self._orders: deque[MaskOrder] = deque()
         """That have no answer, the one that the process is at first."""
         self._dropped: deque[int] = deque()
@@ -167,9 +169,8 @@ class MaskWorker:
         except (asyncio.IncompleteReadError, ConnectionError):
             failure = "the grammar is more than can be followed: it broke the process that tried"
         except TimeoutError:
-            failure = (
-                f"the grammar is more than can be followed: a mask took longer than {ANSWER_WITHIN_S:g} s"
-            )
+            limit_s = self.answer_within_s
+            failure = f"the grammar is more than can be followed: a mask took longer than {limit_s:g} s"
         finally:
             failed = self._give_up()
             with contextlib.suppress(ProcessLookupError):
@@ -208,7 +209,7 @@ class MaskWorker:
     def _be_patient(self) -> None:
         """From now on, with the order that the process is at, if there is one."""
         if self._patience is not None:
-            until_s = asyncio.get_running_loop().time() + ANSWER_WITHIN_S
+            until_s = asyncio.get_running_loop().time() + self.answer_within_s
             self._patience.reschedule(until_s if self._orders else None)
 
     def _answered(self, order: MaskOrder, header: dict[str, Any], mask: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from molink.peer.memory.lease import Lease, LeaseKey
 
@@ -16,12 +16,27 @@ MOST_KNOWN = 4096
 """Clients that are remembered to have stepped here."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Lease times: how long a lease stands, in seconds."""
+
+    ttl_s: float = 30.0
+    """Unless it is renewed."""
+    idle_s: float = IDLE_S
+    spared_s: float = SPARED_S
+    abandoned_s: float = ABANDONED_S
+
+
+LEASE_TIMES = LeaseTimes()
+
+
 class LeaseTable:
     """Leases by session, one each, with their last uses; and the clients that have stepped here."""
 
-    __slots__ = ("_abandoned", "_known", "_leases", "_used_s")
+    __slots__ = ("_abandoned", "_known", "_leases", "_times", "_used_s")
 
-    def __init__(self) -> None:
+    def __init__(self, times: LeaseTimes = LEASE_TIMES) -> None:
+        self._times = times
         self._leases: dict[bytes, Lease] = {}
         self._used_s: dict[bytes, float] = {}
         """By session: when it was granted, or has stepped last."""
@@ -55,13 +70,13 @@ class LeaseTable:
         return owner in self._known
 
     def is_idle(self, lease: Lease, now: float) -> bool:
-        """Whether nobody has used it for IDLE_S."""
-        return now - self._used_s[lease.key.session] >= IDLE_S
+        """Whether nobody has used it for `idle_s`."""
+        return now - self._used_s[lease.key.session] >= self._times.idle_s
 
     def spare(self, now: float) -> list[Lease]:
         """Leases that may make room for others, in the order in which they do: first those whose client is gone."""
         held = Counter(lease.owner for lease in self.standing)
-        idle = [lease for lease in self if now - self._used_s[lease.key.session] >= SPARED_S]
+        idle = [lease for lease in self if now - self._used_s[lease.key.session] >= self._times.spared_s]
 
         def order(lease: Lease) -> tuple[bool, int, float]:
             session = lease.key.session
@@ -80,10 +95,11 @@ class LeaseTable:
         self._leases[lease.key.session] = lease
 
     def abandon(self, lease: Lease, now: float) -> None:
-        """Its client is gone, for ABANDONED_S at most unless it asks for another epoch: whoever needs its room may have
-        it at once."""
-        self.renew(replace(lease, expires_s=min(lease.expires_s, now + ABANDONED_S)))
-        self._used_s[lease.key.session] = min(self._used_s[lease.key.session], now - SPARED_S)
+        """Its client is gone, for `abandoned_s` at most unless it asks for another epoch: whoever needs its room may
+        have it at once."""
+        self.renew(replace(lease, expires_s=min(lease.expires_s, now + self._times.abandoned_s)))
+        session = lease.key.session
+        self._used_s[session] = min(self._used_s[session], now - self._times.spared_s)
         self._abandoned.add(lease.key.session)
 
     def use(self, lease: Lease, now: float, *, stepped: bool) -> None:

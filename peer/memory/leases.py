@@ -14,7 +14,7 @@ from molink.peer.memory.copy_leases import CopyLeases
 from molink.peer.memory.lease import Granted, Lease, LeaseKey, Refused
 from molink.peer.memory.lease_gate import LeaseGate
 from molink.peer.memory.lease_rules import LeaseRules
-from molink.peer.memory.lease_table import LeaseTable
+from molink.peer.memory.lease_table import LEASE_TIMES, LeaseTable, LeaseTimes
 from molink.peer.memory.memory import Holdings, MemoryPlan, common_spans, most_kv_bytes, spare_pool_bytes
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
@@ -38,7 +38,7 @@ class LeaseBook:
         max_sessions: int = 64,
         max_sessions_per_owner: int = 32,
         max_sessions_per_network: int = 48,
-        ttl_s: float = 30.0,
+        times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.memory = memory
         """What all that is leased and held has to fit."""
@@ -46,8 +46,8 @@ class LeaseBook:
         served = span_limit if span_limit is not None else spec.whole
         near = max(max_sessions_per_network, max_sessions_per_owner)
         limits = (max_sessions, max_sessions_per_owner, near)
-        self._rules = LeaseRules(spec, memory, served, *limits, ttl_s)
-        self._table = LeaseTable()
+        self._rules = LeaseRules(spec, memory, served, *limits, times.ttl_s)
+        self._table = LeaseTable(times)
         self._holdings = Holdings(spec)
         self.copies = CopyLeases(self._rules, self._table, self._holdings, self.gate)
         """Second copies, in what leases leave."""
@@ -98,8 +98,8 @@ class LeaseBook:
 
         The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
         whose KV cache counts as free for it; if it is refused, the older lease stays. Where there is no room, leases
-        that nobody has used for SPARED_S make some, if that is what is missing, and no more than that takes: of who has
-        most, and of these the one that was used least lately.
+        that nobody has used for `spared_s` make some, if that is what is missing, and no more than that takes: of who
+        has most, and of these the one that was used least lately.
         Copies that are in the way end in any case; the session's own becomes the lease, which is never refused. A peer
         that grants nothing new has a session go on in what it was granted.
         """
@@ -175,7 +175,7 @@ class LeaseBook:
 
     def renew(self, key: LeaseKey, now: float) -> bool:
         """The lease lasts `ttl_s` from `now`. False when there is no such lease (any more), or nobody has used it for
-        IDLE_S.
+        `idle_s`.
 
         One that has run out but was not taken back by `expire` yet is renewed too: its memory is still there.
         """
@@ -201,7 +201,7 @@ class LeaseBook:
         return left
 
     def expire(self, now: float) -> tuple[Lease, ...]:
-        """Ends the leases that have run out, and those that nobody has used for IDLE_S."""
+        """Ends the leases that have run out, and those that nobody has used for `idle_s`."""
         table = self._table
         return table.end(
             lease for lease in self.leases if lease.expires_s <= now or table.is_idle(lease, now)

@@ -44,6 +44,7 @@ class HubAccess:
     """The peer's, for weights and what else it needs."""
     named: Collection[str] = ()
     """Ids of the peers that the owner named as the way into the swarm."""
+    manifest_timeout_s: float = MANIFEST_TIMEOUT_S
 
     def kept(self, checkpoint: HubCheckpoint) -> set[str]:
         """The tensors worth storing when everything is read anyway: those of the chosen layers, or of a model that
@@ -84,7 +85,7 @@ async def open_hub_model(
         checkpoint = await asyncio.to_thread(read_checkpoint, identifier, folder, access.store, open_client)
         weights = HubWeights(checkpoint, access.store, open_client)
         others = 0
-        async with aclosing(_manifests(served[:ASKED_CONTENTS], views, access.ask)) as handed_out:
+        async with aclosing(_manifests(served[:ASKED_CONTENTS], views, access)) as handed_out:
             async for manifest in handed_out:
                 if checkpoint.fits(manifest):
                     return manifest, weights
@@ -107,11 +108,11 @@ async def open_hub_model(
 
 
 async def _manifests(
-    content_hashes: Sequence[str], views: Sequence[PeerView], ask: AskManifest
+    content_hashes: Sequence[str], views: Sequence[PeerView], access: HubAccess
 ) -> AsyncGenerator[Manifest, None]:
-    """Those of the manifests that are handed out within MANIFEST_TIMEOUT_S, in the order of their hashes."""
-    ends_s = asyncio.get_running_loop().time() + MANIFEST_TIMEOUT_S
-    asking = [asyncio.ensure_future(ask(views, content_hash)) for content_hash in content_hashes]
+    """Those of the manifests that are handed out in time, in the order of their hashes."""
+    ends_s = asyncio.get_running_loop().time() + access.manifest_timeout_s
+    asking = [asyncio.ensure_future(access.ask(views, content_hash)) for content_hash in content_hashes]
     try:
         for one in asking:
             await asyncio.wait((one,), timeout=max(0.0, ends_s - asyncio.get_running_loop().time()))

@@ -29,7 +29,6 @@ from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.prefix import names_at
 
-EXPIRY_CHECK_S = 2.0
 MOVED_ANNOUNCED_S = 1.0
 """A session that has gone over here is announced so much later: its first step would wait for the announcing."""
 _log = logging.getLogger(__name__)
@@ -65,6 +64,7 @@ class Admission:
     ) -> None:
         """Without `copying` no copies are made of sessions, and none are taken over."""
         self._peer_id = peer_id
+        self.timeouts = compute.timeouts
         self._spec = compute.spec
         self._leases = compute.leases
         self._sessions = sessions
@@ -209,7 +209,7 @@ class Admission:
         """Lets leases expire that their clients have not renewed or do not use, until cancelled. `each_round` ends what
         goes by times of its own."""
         while True:
-            await asyncio.sleep(EXPIRY_CHECK_S)
+            await asyncio.sleep(self.timeouts.expiry_check_s)
             now = asyncio.get_running_loop().time()
             self._note_uses(now)
             expired = self._leases.expire(now)

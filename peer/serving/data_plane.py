@@ -41,10 +41,11 @@ from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.serving.service import PeerService
+from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.link import LinkHandler
-from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.link_resources import LINK_TIMES, LinkResources, LinkTimes
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport.line_quality import MeasureLine
@@ -99,6 +100,8 @@ class DataPlaneSettings:
     """Whether copies are kept for others, and of what is here."""
     roles: Roles = Roles.OFF
     """Whether sessions go over to partners that have copies of them."""
+    timeouts: ServingTimeouts = TIMEOUTS
+    link_times: LinkTimes = LINK_TIMES
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -167,7 +170,11 @@ class DataPlane:
             http_proxy=settings.http_proxy,
             own_ranges=swarm.own_ranges,
             resources=LinkResources(
-                SharedUplink(settings.transmission_policy), memory, service.pace, settings.folder
+                SharedUplink(settings.transmission_policy),
+                memory,
+                service.pace,
+                settings.folder,
+                settings.link_times,
             ),
         )
         core: HopCore[ServedSession, StepPayload] = HopCore(
@@ -192,10 +199,10 @@ class DataPlane:
             self.stepper.guessing.source_of = compute.guesses
         if compute.masked is not None:
             self.stepper.draws.masks = MaskWorker(compute.masked)
-        leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
+        leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change, settings.timeouts)
         self.loader = LayerLoader(leased)
         self.links.newest_facts = swarm.newest_facts
-        neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
+        neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts, settings.timeouts)
         self.copying: Copying | None = None
         """None: no copies are kept, neither here nor of what is here."""
         if settings.copies:

@@ -11,12 +11,11 @@ from molink.peer.compute.library_compiler import library_compiled_beside
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import common_spans
+from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.shards.errors import LoadAbandoned, WeightsError
 from molink.shards.native.compiling import user_folder
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
-ENDS_WITHIN_S = 30.0
-"""A thread that loads ends within this time once nobody wants its layers: when it next says how far it is."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +41,7 @@ class LeasedCompute:
     engine_thread: EngineThread
     on_change: Callable[[], None]
     """Hears of what has come and gone."""
+    timeouts: ServingTimeouts = TIMEOUTS
 
 
 class LayerLoader:
@@ -49,6 +49,7 @@ class LayerLoader:
     cache."""
 
     def __init__(self, compute: LeasedCompute) -> None:
+        self._timeouts = compute.timeouts
         self._spec = compute.spec
         self._leases = compute.leases
         self._backend = compute.backend
@@ -128,7 +129,7 @@ class LayerLoader:
             load.is_abandoned = True
 
     async def close(self) -> None:
-        """Ends every load in progress, and what follows on one. A thread that does not end within ENDS_WITHIN_S is
+        """Ends every load in progress, and what follows on one. A thread that does not end within `load_ends_s` is
         left alone, with `loads` true for as long as it goes on."""
         self.abandon()
         tasks = [load.done for load in self._loads.values()]
@@ -136,7 +137,7 @@ class LayerLoader:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=ENDS_WITHIN_S)
+            await asyncio.wait(tasks, timeout=self._timeouts.load_ends_s)
 
     async def _load(self, span: Span) -> None:
         held = False

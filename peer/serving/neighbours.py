@@ -14,15 +14,12 @@ from molink.dht.records.records import PeerFacts
 from molink.dht.refusals import RefusalLog
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.serving.dials import DialBackoff
+from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.handshake import Remote
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.shards.address_ranges import range_of
 
-UNREACHED_AFTER_S = 5.0
-"""A neighbour that is not reached is given up after so long, however soon that was clear."""
-SILENT_AFTER_S = 10.0
-"""One that announces no address has so long to dial this peer."""
 DIALS = RequestRates(RequestRate(0.5, 32.0), RequestRate(1.0, 64.0), RequestRate(4.0, 128.0))
 """For clients, to identities that the swarm does not know at the address that they give."""
 LOOK_EVERY_S = 0.1
@@ -34,8 +31,15 @@ _log = logging.getLogger(__name__)
 class NeighbourLinks:
     """Opens links to neighbours, and owns what is known of addresses that do not answer."""
 
-    def __init__(self, links: Links, own_ranges: Ranges, newest_facts: NewestFacts) -> None:
+    def __init__(
+        self,
+        links: Links,
+        own_ranges: Ranges,
+        newest_facts: NewestFacts,
+        timeouts: ServingTimeouts = TIMEOUTS,
+    ) -> None:
         self._links = links
+        self._timeouts = timeouts
         self._own_ranges = own_ranges
         self._newest_facts = newest_facts
         self._backoff = DialBackoff()
@@ -54,7 +58,8 @@ class NeighbourLinks:
         """
         if self._links.find(facts.peer_id) is not None:
             return
-        wait_s = UNREACHED_AFTER_S if facts.grpc_addresses or facts.relays else SILENT_AFTER_S
+        can_be_dialled = facts.grpc_addresses or facts.relays
+        wait_s = self._timeouts.unreached_s if can_be_dialled else self._timeouts.silent_s
         given_up_s = asyncio.get_running_loop().time() + wait_s
         try:
             async with asyncio.timeout_at(given_up_s):
@@ -112,7 +117,7 @@ class NeighbourLinks:
         loop = asyncio.get_running_loop()
         failed = False
         try:
-            await self._links.to(facts, UNREACHED_AFTER_S)
+            await self._links.to(facts, self._timeouts.unreached_s)
         except LinkError as error:
             _log.debug("%s at %s: %s", facts.peer_id, places, error.reason)
             failed = True

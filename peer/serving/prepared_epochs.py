@@ -28,10 +28,6 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import MOST_GUESSED_TOKENS
 
-WHOLE_WITHIN_S = 1.0
-"""Behind the first rows a copy has to be whole within this time."""
-PREPARED_S = 60.0
-"""An epoch that has not begun by then is forgotten."""
 MOST_FRAMES = 4
 """Of one session that wait: of one that decodes a single step is on its way."""
 LOOK_EVERY_S = 0.02
@@ -97,6 +93,7 @@ class PreparedEpochs:
         copying: Copying | None = None,
     ) -> None:
         """Without `copying` this peer is nobody's standby."""
+        self._timeouts = admission.timeouts
         self._peer_id = peer_id
         self._sessions = sessions
         self._admission = admission
@@ -128,7 +125,7 @@ class PreparedEpochs:
         known = self._prepared.get(plan.key.session)
         if known is None or known.key != plan.key:
             self._drop(known)
-            known = PreparedEpoch(plan, hop, link, clock() + PREPARED_S)
+            known = PreparedEpoch(plan, hop, link, clock() + self._timeouts.prepared_s)
             self._prepared[plan.key.session] = known
         if (copy := self._copy(plan.key.session)) is not None and self._copying is not None:
             copy.is_awaited = True
@@ -327,7 +324,7 @@ class PreparedEpochs:
         try:
             await self._whole(key.session, position)
             self._admission.reserve(known.owner, known.plan, known.hop, advances=True)
-            readiness = await _ready(self._admission, key, known.owner.peer_id)
+            readiness = await _ready(self._admission, key, known.owner.peer_id, self._timeouts.whole_s)
             if not readiness.ready or readiness.held_tokens < position:
                 raise RequestRefused("memory", f"{readiness.held_tokens} tokens are here, not {position}")
         except RequestRefused as refused:
@@ -347,7 +344,7 @@ class PreparedEpochs:
     async def _whole(self, session: bytes, position: int) -> None:
         """Returns when the copy here, if there is one, covers so many tokens. Raises RequestRefused."""
         clock = asyncio.get_running_loop().time
-        until_s = clock() + WHOLE_WITHIN_S
+        until_s = clock() + self._timeouts.whole_s
         while (copy := self._copy(session)) is not None:
             if copy.intake.kept_tokens >= position:
                 return
@@ -365,11 +362,11 @@ class PreparedEpochs:
             known.beginning.cancel()
 
 
-async def _ready(admission: Admission, key: LeaseKey, owner: str) -> pb.Readiness:
+async def _ready(admission: Admission, key: LeaseKey, owner: str, wait_s: float) -> pb.Readiness:
     """Whether the epoch's lease has become ready; given back if the epoch is given up meanwhile, for nobody else knows
     of it then. Raises RequestRefused."""
     try:
-        return await admission.await_ready(key, owner, WHOLE_WITHIN_S)
+        return await admission.await_ready(key, owner, wait_s)
     except asyncio.CancelledError:
         with suppress(RequestRefused):  # the client may have ended it as well
             admission.release(pb.Release(session=key.session, epoch=key.epoch), owner)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from support.deadline import DEADLINE_S
 
 PROGRAM = """
 import builtins, importlib, json, pkgutil, sys, traceback
@@ -144,7 +145,7 @@ DRIVERS = ["molink.peer.wire.link.link", "molink.peer.engine.stepping"]
 def errors() -> dict[str, str]:
     """By module, why it cannot be imported; else nothing."""
     command = [sys.executable, "-c", PROGRAM, *DECISIONS, *DRIVERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return dict(json.loads(done.stdout))
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+from support.deadline import DEADLINE_S
 from support.pairwise import usually
 
 PROGRAMS = {
@@ -21,7 +22,7 @@ def completed(program: str, instruction: str, environment: Mapping[str, str]) ->
     done = subprocess.run(
         [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()"],
         env={variable: instruction, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.stderr == ""
     return done.stdout
@@ -51,7 +52,7 @@ def test_each_program_has_a_script_for_each_shell(program: str, shell: str) -> N
     assert program in script
     assert f"complete_{shell}" in script
     if shell == "bash" and sys.platform != "win32":
-        subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("shell", usually(["bash", "powershell"], SHELLS))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 
 from molink.commands import spread_initial_peers
 from molink.configuration import (
@@ -200,6 +201,6 @@ def test_the_module_brings_in_no_libp2p_torch_or_grpc() -> None:
         "print([name for name in ('libp2p', 'torch', 'grpc', 'trio') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.strip() == "[]"

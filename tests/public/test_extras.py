@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 
 from molink.commands import EXTRAS
 
@@ -17,7 +18,7 @@ ROOMS = ("public", "shards", "dht", "routing", "peer", "client", "simnet")
 BARE = f"import sys\nfor name in {sorted(EXTRAS)!r}:\n    sys.modules[name] = None\n"
 
 
-def bare(program: str, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+def bare(program: str, *arguments: str, timeout_s: float = DEADLINE_S) -> "subprocess.CompletedProcess[str]":
     """In a process in which no extra is installed."""
     return subprocess.run(
         [sys.executable, "-c", BARE + program, *arguments],

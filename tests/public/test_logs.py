@@ -7,6 +7,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 
 from molink.logs import JsonFormatter
 
@@ -61,7 +62,7 @@ def test_lines_for_people_are_records_too_once_records_are_json() -> None:
         "logging.getLogger('other').info('not for us')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     before, *records = done.stderr.splitlines()
     assert before == "before"

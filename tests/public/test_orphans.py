@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from support.deadline import DEADLINE_S
 
-DEADLINE_S = 60.0
 CHILD = """
 import asyncio, os, typer
 from molink.commands import run_app

@@ -6,10 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 
 from molink import programs
 
-DEADLINE_S = 60.0
 SCRIPTS: dict[str, str] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())[
     "project"
 ]["scripts"]

@@ -65,7 +65,7 @@ class AcceptedConnection:
 class Acceptor:
     """The listening side of a peer's data plane, between `__aenter__` and `__aexit__`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - four of them by name
         self,
         host: str,
         port: int,
@@ -75,15 +75,17 @@ class Acceptor:
         *,
         is_member: Callable[[str], bool] = lambda _: False,
         is_needed: Callable[[Link], bool] = lambda _: False,
+        proof_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         """`is_member`: whether an identity is known to belong to the swarm. `is_needed`: whether a session uses a link,
-        which then makes room for nobody."""
+        which then makes room for nobody. `proof_s`: for each step of the proof that waits for the other end."""
         self.port = port
         self._host = host
         self._credentials = credentials
         self._links = links
         self._handler = handler
         self._is_needed = is_needed
+        self._proof_s = proof_s
         self._refusals = RefusalLog(_log)
         self._limits = inbound_limits(descriptor_limit())
         self._inbound = InboundGuard(port, self._limits, self._refusals)
@@ -94,7 +96,7 @@ class Acceptor:
                 proven=most,
                 of_network=min(LINKS_OF_NETWORK, most),
                 of_identity=LINKS_OF_IDENTITY,
-                proof_s=HANDSHAKE_TIMEOUT_S,
+                proof_s=proof_s,
                 idle_s=math.inf,
             ),
             is_member,
@@ -261,11 +263,11 @@ class Acceptor:
 
     @asynccontextmanager
     async def _time_limit(self, guest: int) -> AsyncIterator[None]:
-        """HANDSHAKE_TIMEOUT_S, or until the guest has to make room: for each step that waits for the other end, also
+        """`proof_s`, or until the guest has to make room: for each step that waits for the other end, also
         once it is proven, as an end need not take what is written. Raises TimeoutError."""
         if guest not in self._limiter:
             raise TimeoutError
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
+        async with asyncio.timeout(self._proof_s) as limit:
             self._guests[guest] = limit
             try:
                 yield

@@ -6,6 +6,7 @@ so a second one on its way would take the link from the first, and that again fr
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,11 +91,13 @@ class Knock:
     proving: Prove
     took_s: float
     """Until the challenge came: three round trips or more."""
+    proof_s: float = DIAL_TIMEOUT_S
+    """For the answer to the proof."""
 
-    async def finish(self, asked: pb.Proof, timeout_s: float = DIAL_TIMEOUT_S) -> Resumed:
+    async def finish(self, asked: pb.Proof, timeout_s: float = math.inf) -> Resumed:
         """Raises LinkError; the connection is closed then."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(min(timeout_s, self.proof_s)):
                 welcome = await self.proving(self.connection.stream, self.facts, self.question, asked)
         except FAILS as error:
             await self.connection.close()
@@ -108,8 +111,9 @@ class Knock:
 class ProofTurn:
     """Turn of knocks that are to resume one link: who has it gives its proof, and passes it on where that fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_proof_s: float = LEAST_PROOF_S) -> None:
         self._turn = asyncio.Lock()
+        self._least_proof_s = least_proof_s
 
     async def finish(self, knock: Knock, asked: pb.Proof) -> Resumed:
         """Waits for the turn, and gives the proof. Once one has succeeded, the others wait until they are cancelled.
@@ -123,7 +127,7 @@ class ProofTurn:
             await knock.connection.close()
             raise
         try:
-            return await knock.finish(asked, min(DIAL_TIMEOUT_S, max(LEAST_PROOF_S, knock.took_s)))
+            return await knock.finish(asked, max(self._least_proof_s, knock.took_s))
         except BaseException:
             self._turn.release()
             raise

@@ -78,8 +78,11 @@ class Dialler:
         http_proxy: str | None,
         own_ranges: Ranges,
         folder: Path | None = None,
+        dial_s: float = DIAL_TIMEOUT_S,
     ) -> None:
-        """`folder`: where the sockets of ways that are not direct are made; by default a new one for each."""
+        """`folder`: where the sockets of ways that are not direct are made; by default a new one for each. `dial_s`:
+        for a challenge, and then again for the proof."""
+        self._dial_s = dial_s
         self._identity = identity
         self._swarm_key = swarm_key
         self._is_client = is_client
@@ -282,12 +285,12 @@ class Dialler:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
+            async with asyncio.timeout(self._dial_s):
                 question = expect(decode(await read(connection.stream)), pb.Challenge)
         except BaseException:
             await connection.close()
             raise
-        return Knock(connection, facts, question, self._prove, clock() - began_s)
+        return Knock(connection, facts, question, self._prove, clock() - began_s, self._dial_s)
 
     async def _learn(self, facts: PeerFacts, address: str, error: Exception) -> None:
         """Notes that the peer was not found there, and if another was, whose certificate that one has."""

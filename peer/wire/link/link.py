@@ -26,9 +26,6 @@ from molink.peer.wire.transport.keepalive import FIRST_PING_INTERVAL_S, FIRST_PI
 from molink.peer.wire.transport.line_quality import LinkQuality
 from molink.peer.wire.transport.packet_engine import LinkClosed, PacketEngine
 
-RESUME_WAIT_S = 2.0
-"""A link without a connection for so long is lost."""
-
 
 class LinkError(ConnectionError):
     """A link could not be made, or broke while something waited on it."""
@@ -99,7 +96,15 @@ class Link:
         self._paced_acknowledged = 0
         self._measured = asyncio.Event()
         holder = resources.memory.open(remote.peer_id, self._evicted, self._room)
-        self._packets = PacketEngine(resources.uplink, self._wake, self._measured.set, loop.time(), holder)
+        self._resume_s = resources.times.resume_s
+        self._packets = PacketEngine(
+            resources.uplink,
+            self._wake,
+            self._measured.set,
+            loop.time(),
+            holder,
+            resources.times.busy_lost_after_s,
+        )
         self._packets.round_trips.secret = secrets.token_bytes(16)
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
@@ -319,7 +324,7 @@ class Link:
         self._suspended.set()
         try:
             await asyncio.wait(
-                (resumed, self._closing), timeout=RESUME_WAIT_S, return_when=asyncio.FIRST_COMPLETED
+                (resumed, self._closing), timeout=self._resume_s, return_when=asyncio.FIRST_COMPLETED
             )
         except asyncio.CancelledError:
             if resumed.done() and not resumed.cancelled() and resumed.exception() is None:

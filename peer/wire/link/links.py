@@ -16,7 +16,6 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.connection import Connection
-from molink.peer.wire.link.dialled_connection import DIAL_TIMEOUT_S
 from molink.peer.wire.link.dialling import Dialler
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
 from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Resumed
@@ -26,10 +25,6 @@ from molink.peer.wire.transport.line_quality import LineQuality
 from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
-AT_ONCE_S = 5.0
-"""Of two links that come within this time neither is older: the two ends have dialled each other."""
-SPARE_QUIET_S = 60.0
-"""A spare link on which nothing has travelled for so long is closed. Longer than the largest frame is on its way."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +60,7 @@ class Links:
             http_proxy=http_proxy,
             own_ranges=own_ranges,
             folder=self._resources.folder,
+            dial_s=self._resources.times.dial_s,
         )
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
@@ -148,8 +144,8 @@ class Links:
         """Every open link that is in use."""
         return tuple(link for link in self._links.values() if link.closed_because is None)
 
-    async def to(self, facts: PeerFacts, timeout_s: float = DIAL_TIMEOUT_S) -> Link:
-        """The link to a peer: the open one, or a new one.
+    async def to(self, facts: PeerFacts, timeout_s: float | None = None) -> Link:
+        """The link to a peer: the open one, or a new one. `timeout_s`: by default that of this process's links.
 
         Raises:
             LinkError: nobody answers there, or the one who does is not that peer.
@@ -163,6 +159,8 @@ class Links:
             self._dialling[facts.peer_id] = dialling
             dialling.add_done_callback(lambda _: self._dialling.pop(facts.peer_id, None))
             dialling.add_done_callback(_retrieve)
+        if timeout_s is None:
+            timeout_s = self._resources.times.dial_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(dialling)
@@ -209,7 +207,7 @@ class Links:
     def _prefers(self, standing: Link, new: Link) -> bool:
         """Whether the older of two open links stays in use: only if the two ends dialled each other at once, and then
         by whose peer id is smaller, which both ends know. Else the other end has lost the older link."""
-        if self._opened_s[new] - self._opened_s[standing] > AT_ONCE_S:
+        if self._opened_s[new] - self._opened_s[standing] > self._resources.times.at_once_s:
             return False
         dialled, accepted = standing in self._dialled, standing not in self._dialled
         smaller_here = self._identity.peer_id < new.peer_id
@@ -264,12 +262,13 @@ class Links:
 
     async def _retire(self, link: Link) -> None:
         """Closes the link once it is spare and of no use any more, if this end dialled it."""
+        spare_quiet_s = self._resources.times.spare_quiet_s
         while link in self._dialled:
             quiet_s = link.quiet_s if link in self._spares else 0.0
-            if quiet_s >= SPARE_QUIET_S:
+            if quiet_s >= spare_quiet_s:
                 link.close("another link to this peer is in use")
                 return
-            await asyncio.sleep(SPARE_QUIET_S - quiet_s)
+            await asyncio.sleep(spare_quiet_s - quiet_s)
 
 
 def _retrieve(task: "asyncio.Task[Link]") -> None:

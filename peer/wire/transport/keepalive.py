@@ -107,7 +107,8 @@ class KeepAliveAction(Enum):
 class KeepAlive:
     """Keep-alive of one link: when anything was last heard or used. Times are seconds of one monotonic clock."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, busy_lost_after_s: float = BUSY_LOST_AFTER_S) -> None:
+        self._busy_lost_after_s = busy_lost_after_s
         self.heard_s = now_s
         """When anything last arrived."""
         self.used_s = now_s
@@ -150,7 +151,7 @@ class KeepAlive:
             self.excuse(now_s)  # this end slept, and has not had its chance to read
         self._ticked_s = now_s
         busy = owed or now_s - self.used_s < BUSY_FOR_S
-        if self.silent_s(now_s) > (BUSY_LOST_AFTER_S if busy else IDLE_LOST_AFTER_S):
+        if self.silent_s(now_s) > (self._busy_lost_after_s if busy else IDLE_LOST_AFTER_S):
             return KeepAliveAction.LOST
         since_ping_s = now_s - self._pinged_s
         asks = busy and now_s - self.heard_s >= BUSY_PING_AFTER_S and since_ping_s >= BUSY_PING_AFTER_S

@@ -16,7 +16,7 @@ from molink.peer.wire.protocol.packets import (
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.values import LinkEstimate
 from molink.peer.wire.transport.acknowledgements import DelayedAcks
-from molink.peer.wire.transport.keepalive import KeepAlive, KeepAliveAction, RoundTrips
+from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, KeepAlive, KeepAliveAction, RoundTrips
 from molink.peer.wire.transport.message_memory import MemoryAccount, MessageMemory
 from molink.peer.wire.transport.packet_sender import PacketSender
 from molink.peer.wire.transport.progress_watch import ProgressWatch
@@ -42,11 +42,12 @@ class PacketEngine:
         measured: Callable[[], None],
         now_s: float,
         holder: MemoryAccount | None = None,
+        busy_lost_after_s: float = BUSY_LOST_AFTER_S,
     ) -> None:
         """`wake` is called when `next_packet` may have something sooner than it said, `measured` when the round trip
         was measured FIRST_PINGS times. `holder` is what the link may hold of the process's memory for messages."""
         holder = holder or MessageMemory().open("")
-        self.keepalive = KeepAlive(now_s)
+        self.keepalive = KeepAlive(now_s, busy_lost_after_s)
         self.round_trips = RoundTrips(measured)
         self._wake = wake
         self._sender = PacketSender(uplink, wake, now_s, holder)

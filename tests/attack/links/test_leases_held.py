@@ -2,20 +2,28 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 
 import pytest
 from support.attackers.bystander import bystander
 from support.links.data_plane import DEADLINE_S, End, asynchronous, describe, soon, until
 from support.links.raw_links import facts_of
 from support.swarms.live_swarms import References
-from support.swarms.served_peer import Served, failures_told, model, served
+from support.swarms.served_peer import (
+    PATIENT,
+    PATIENT_LEASES,
+    Served,
+    failures_told,
+    model,
+    once_ready,
+    served,
+)
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.peer.memory import lease_table
 from molink.peer.memory.lease_rules import KEPT_PART
 from molink.peer.models.model import LocalModel
-from molink.peer.serving import admission
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.serving.request_limits import RESERVATIONS
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -32,8 +40,7 @@ async def ask(link: Link, descriptor: pb.SessionDescriptor) -> pb.Response:
 
 
 async def renew(link: Link, descriptor: pb.SessionDescriptor) -> pb.Response:
-    asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
-    return (await link.request(pb.Request(await_ready=asked), DEADLINE_S))[0]
+    return await once_ready(link, descriptor)
 
 
 async def hold(link: Link, peer: Served, first: int) -> list[pb.SessionDescriptor]:
@@ -60,11 +67,10 @@ async def test_two_clients_that_ask_for_all_sessions_leave_some_to_newcomers(mod
 
 @asynchronous
 async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_so(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
-    monkeypatch.setattr(lease_table, "IDLE_S", 0.5)
-    monkeypatch.setattr(admission, "EXPIRY_CHECK_S", 0.05)
-    async with served(model) as peer:
+    settings = DataPlaneSettings(timeouts=replace(PATIENT, expiry_check_s=0.05))
+    async with served(model, settings=settings, lease_times=replace(PATIENT_LEASES, idle_s=0.5)) as peer:
         failures = failures_told(peer)
         asked = peer.alone()
         assert (await peer.reserve(asked)).HasField("reserved")
@@ -72,17 +78,17 @@ async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_
         while failures.empty():
             peer.link.post(pb.Request(id=0, await_ready=pb.AwaitReady(session=asked.session, epoch=1)))
             await asyncio.sleep(0)
-            await peer.ready(peer.alone(2))
+            await peer.readiness(peer.alone(2))
         assert (await soon(failures.get())).code == "expired"
         assert peer.leases.leases == ()
 
 
 @asynchronous
 async def test_idle_leases_make_room_for_who_asks_and_steps_are_use(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
-    monkeypatch.setattr(lease_table, "SPARED_S", 0.0)
-    async with served(model, kv_tokens=40) as peer, End(is_client=True) as other:
+    spared = replace(PATIENT_LEASES, spared_s=0.0)
+    async with served(model, kv_tokens=40, lease_times=spared) as peer, End(is_client=True) as other:
         failures = failures_told(peer)
         asked = peer.alone()
         assert (await peer.reserve(asked)).HasField("reserved")

@@ -13,9 +13,9 @@ from support.swarms.served_peer import Served, model, served
 from molink.dht.identity.dialable import Ranges, own_ranges
 from molink.dht.identity.identity import Identity
 from molink.peer.models.model import LocalModel
-from molink.peer.serving import neighbours
-from molink.peer.serving.data_plane import KnownSwarm
+from molink.peer.serving.data_plane import DataPlaneSettings, KnownSwarm
 from molink.peer.serving.dials import BACKOFF, SHARED_FAILURES, DialBackoff
+from molink.peer.serving.timeouts import ServingTimeouts
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.address_ranges import AddressRange
@@ -24,6 +24,9 @@ __all__ = ["model"]
 
 PUBLIC: Ranges = frozenset({AddressRange.PUBLIC})
 HERE = own_ranges(["127.0.0.1"])
+SOON = ServingTimeouts(unreached_s=0.4)
+HASTY = DataPlaneSettings(timeouts=SOON)
+"""Neighbours are given up soon."""
 
 
 class Door:
@@ -64,14 +67,9 @@ async def asked_for(peer: Served, address: str, session: int = 1, **facts: str) 
     return refusal, taken_s
 
 
-@pytest.fixture(autouse=True)
-def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "UNREACHED_AFTER_S", 0.4)
-
-
 @asynchronous
 async def test_no_door_of_a_private_network_is_knocked_at_where_the_swarm_is_not(model: LocalModel) -> None:
-    async with served(model, swarm=KnownSwarm(own_ranges=PUBLIC)) as peer, door() as shut:
+    async with served(model, settings=HASTY, swarm=KnownSwarm(own_ranges=PUBLIC)) as peer, door() as shut:
         port = shut.address.rpartition(":")[2]
         hosts = ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0")  # noqa: S104 - to be dialled
         for session, host in enumerate(hosts, 1):
@@ -100,7 +98,7 @@ async def test_refused_reset_silent_and_not_allowed_read_the_same_and_take_as_lo
         writer.close()
 
     async with (
-        served(model, kv_tokens=4000, swarm=KnownSwarm(own_ranges=HERE)) as peer,
+        served(model, kv_tokens=4000, settings=HASTY, swarm=KnownSwarm(own_ranges=HERE)) as peer,
         await asyncio.start_server(reset, "127.0.0.1", 0) as resets,
         await asyncio.start_server(silent, "127.0.0.1", 0) as stays_silent,
     ):
@@ -111,13 +109,13 @@ async def test_refused_reset_silent_and_not_allowed_read_the_same_and_take_as_lo
         assert {(refusal.code, refusal.detail) for refusal, _ in told} == {
             ("link", "it could not be reached")
         }
-        assert all(taken_s >= neighbours.UNREACHED_AFTER_S for _, taken_s in told)
+        assert all(taken_s >= SOON.unreached_s for _, taken_s in told)
 
 
 @pytest.mark.attack
 @asynchronous
 async def test_a_door_that_many_identities_claim_is_knocked_at_a_few_times_only(model: LocalModel) -> None:
-    async with served(model, kv_tokens=4000) as peer, door() as victim:
+    async with served(model, kv_tokens=4000, settings=HASTY) as peer, door() as victim:
         for session in range(1, 13):
             refusal, _ = await asked_for(peer, victim.address, session)
             assert refusal.code == "link"

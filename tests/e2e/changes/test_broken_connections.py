@@ -24,7 +24,7 @@ from support.swarms.live_swarms import (
 from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.peer.wire.link.link import RESUME_WAIT_S
+from molink.peer.wire.link.link_resources import LINK_TIMES
 from molink.peer.wire.transmission.policies import POLICIES
 
 pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
@@ -141,7 +141,7 @@ async def test_a_session_whose_links_were_lost_goes_on_behind_its_caches(
                     proxy.refuses = True
                     proxy.cut()
                     asyncio.get_running_loop().call_later(
-                        RESUME_WAIT_S + 0.5, setattr, proxy, "refuses", False
+                        LINK_TIMES.resume_s + 0.5, setattr, proxy, "refuses", False
                     )
                 tokens.extend(piece.token_ids)
                 generation = piece.generation

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from rich.console import Console
+from support.deadline import DEADLINE_S
 
 from molink.peer.commands.live_view import LiveView, PeerLook, rows
 from molink.peer.device.temperature import processor_c
@@ -69,7 +70,7 @@ def test_it_is_drawn_below_what_is_printed_and_goes_away() -> None:
     async def look() -> None:
         view = LiveView(console, lambda: 50.0)
         view.begin(describe, INVITATION)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await drawn_once.wait()
         view.end()
         view.end()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.deadline import DEADLINE_S
 from support.devices.brief_profile import measure_briefly
 from support.pairwise import usually
 
@@ -28,7 +29,6 @@ from molink.simnet.devices.named_devices import device_named
 PEER_ID = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER_ID}"
 REMOTE = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}"
-DEADLINE_S = 60.0
 
 PROGRAM = '''
 import asyncio, sys, threading, types
@@ -190,7 +190,7 @@ def test_help_loads_neither_torch_nor_libp2p() -> None:
         "print([name for name in ('torch', 'transformers', 'libp2p', 'trio', 'grpc') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
 

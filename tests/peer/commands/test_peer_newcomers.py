@@ -5,14 +5,13 @@ import queue
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 
 import molink
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.peer.commands import cli
 from molink.peer.daemon import running
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

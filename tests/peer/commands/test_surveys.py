@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.deadline import DEADLINE_S
 from support.devices.brief_profile import measure_briefly
 from support.models.stored_models import write_model
 
@@ -29,8 +30,6 @@ from molink.peer.device import device
 from molink.peer.device.graphics_cards import Card
 from molink.peer.wire.link.certificate import new_certificate
 from molink.shards.spec import Span
-
-DEADLINE_S = 60.0
 
 
 def about(identity: Identity) -> tuple[PeerFacts, PeerState]:

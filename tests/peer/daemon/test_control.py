@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 from support.properties import examples
 
 from molink.peer.daemon import local_listener
 from molink.peer.daemon.control import ControlEndpoint, ControlError, NoPeerRunning, call_peer
-
-DEADLINE_S = 60.0
 
 
 class Peer:

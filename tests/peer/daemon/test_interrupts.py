@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 
 from molink.commands import EXIT_INTERRUPTED
 
-DEADLINE_S = 60.0
 LEAVING = "Leaving when running sessions have ended; Ctrl-C again leaves at once"
 
 PROGRAM = '''

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.links.data_plane import Recorder
+from support.links.data_plane import Recorder, soon
 
 from molink.dht.identity.identity import Identity
 from molink.dht.node.local_network import NearbyPeer
@@ -85,6 +85,6 @@ def test_without_a_terminal_nothing_is_joined_and_a_founder_notes_what_it_could_
         said: asyncio.Queue[str] = asyncio.Queue()
         links = Links(Identity.generate(), Recorder(), None, is_client=False)
         async with LocalPresence(settings(), OWN, (4001, 4002), links, said.put_nowait):
-            return await asyncio.wait_for(said.get(), 10.0)
+            return await soon(said.get())
 
     assert asyncio.run(scenario()).endswith(f"is joined with --initial-peers {ADDRESS}")

@@ -5,6 +5,7 @@ import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
+from support.deadline import DEADLINE_S
 from support.links.data_plane import asynchronous
 
 from molink.dht.errors import PortInUse
@@ -12,8 +13,6 @@ from molink.peer.daemon.local_listener import HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.wire.transport.line_quality import LineQuality, LinkQuality
-
-DEADLINE_S = 20.0
 
 
 def scrape(port: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.links.data_plane import asynchronous, until
+from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.models.tiny_models import greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model
@@ -26,7 +26,6 @@ __all__ = ["model"]
 NEW_TOKENS = 30
 PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(9 + 4 * one)] for one in range(4)]
 MANY_PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(5 + 4 * one)] for one in range(8)]
-PATIENT_S = 20.0
 SAMPLED = pb.Sampling(temperature=0.8, top_p=0.9, seed=7)
 FIXED = 4
 """Guesses of each trip: so that trips do not depend on what this machine takes."""
@@ -34,10 +33,10 @@ FIXED = 4
 
 @asynccontextmanager
 async def drafted(
-    model: LocalModel, draft: DraftEngine, late_s: float = PATIENT_S
+    model: LocalModel, draft: DraftEngine, late_s: float = DEADLINE_S, hung_s: float = DEADLINE_S
 ) -> AsyncIterator[tuple[ServedCircuit, HeadGuesses]]:
     """A circuit of two peers whose head has that draft and looks nothing up in generations before."""
-    async with DraftThread(draft, DraftTimes(1.0), 8, late_s) as thread:
+    async with DraftThread(draft, DraftTimes(1.0), 8, late_s, hung_s) as thread:
         head = HeadGuesses(tables=False, draft=thread, fixed=FIXED)
         async with served_circuit(model, (3,), kv_tokens=1000, guesses=head) as circuit:
             yield circuit, head
@@ -131,12 +130,15 @@ async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
     expected = greedy_references(model.folder, PROMPTS[:1], NEW_TOKENS)
     draft, steps, over = opened(model.folder), iter(range(3)), threading.Event()
     guess_next = draft.guess_next
-    monkeypatch.setattr(draft, "guess_next", lambda: (next(steps, 0) == 2 and over.wait(60), guess_next())[1])
+    monkeypatch.setattr(
+        draft, "guess_next", lambda: (next(steps, 0) == 2 and over.wait(DEADLINE_S), guess_next())[1]
+    )
     async with drafted(model, draft, late_s=0.3) as (circuit, head):
         assert isinstance(head.draft, DraftThread)
         times = head.draft.times
         generating = asyncio.create_task(circuit.generate(PROMPTS[:1], NEW_TOKENS))
         await until(lambda: times.is_late)
+        head.draft.least_late_s = DEADLINE_S
         over.set()
         assert await generating == expected
         await until(lambda: times.answers)  # with the next sign of life
@@ -151,10 +153,9 @@ async def test_a_draft_that_hangs_is_waited_for_once(
 ) -> None:
     expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
     draft, over = opened(model.folder), threading.Event()
-    monkeypatch.setattr("molink.peer.drafting.draft_thread.HUNG_S", 0.1)
-    monkeypatch.setattr(draft, "guess_next", lambda: over.wait(60) and [])
+    monkeypatch.setattr(draft, "guess_next", lambda: over.wait(DEADLINE_S) and [])
     with caplog.at_level(logging.WARNING):
-        async with drafted(model, draft, late_s=0.05) as (circuit, head):
+        async with drafted(model, draft, late_s=0.05, hung_s=0.1) as (circuit, head):
             assert await circuit.generate(PROMPTS, NEW_TOKENS) == expected
             assert isinstance(head.draft, DraftThread)
             times = head.draft.times

@@ -89,7 +89,7 @@ def cut_prompts(draw: st.DrawFn) -> dict[int, list[int]]:
     return {sum(lengths): lengths for lengths in cuts}
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cut_prompts(), st.sets(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 4))
 def test_tokens_are_those_of_transformers_however_prompts_are_cut_and_sessions_grouped(
     model: LocalModel,

@@ -68,8 +68,9 @@ async def release(circuit: ServedCircuit, session: bytes) -> None:
 async def serve_all(
     circuit: ServedCircuit, prompts: list[list[int]], draw: random.Random
 ) -> dict[bytes, list[int]]:
-    """All start together; some are cancelled somewhere. Their tokens."""
+    """All start together; every third one is cancelled somewhere. Their tokens."""
     started: dict[bytes, list[int]] = {}
+    lengths: dict[bytes, int] = {}
     for number, prompt in enumerate(prompts, 1):
         names = b"".join(block_names(prompt[:-1], KEY)) if number % 2 else b""
         descriptor = await circuit.reserve(number, len(prompt), NEW_TOKENS, names)
@@ -77,13 +78,13 @@ async def serve_all(
         start = pb.Start(session=descriptor.session, epoch=1, token_ids=prompt, position=begins)
         assert circuit.links[0].post(start)
         started[descriptor.session] = []
+        lengths[descriptor.session] = NEW_TOKENS if number % 3 else draw.randint(1, NEW_TOKENS - 1)
     left = set(started)
     while left:
         _, frame = await soon(circuit.peers[0].client.handler.frames.get())
         for token in frame.header.tokens:
             started[token.session].append(token.token_id)
-            ends = len(started[token.session]) == NEW_TOKENS or draw.random() < 0.015
-            if ends and token.session in left:
+            if len(started[token.session]) >= lengths[token.session] and token.session in left:
                 left.remove(token.session)
                 await release(circuit, token.session)
     return started

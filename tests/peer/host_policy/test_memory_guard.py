@@ -1,15 +1,17 @@
 """The memory cap holds against what a process really takes, and freed weights go back to the system."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.links.data_plane import DEADLINE_S
+from support.live_tensors import live_tensor_bytes
 from support.models import tiny_models
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.peer.compute.backend import DeviceBackend
 from molink.peer.device.device import give_back_memory
@@ -17,7 +19,6 @@ from molink.peer.host_policy.memory_guard import (
     GIVE_BACK_EVERY,
     LOOK_EVERY_S,
     MemoryGuard,
-    own_memory_bytes,
 )
 from molink.peer.memory.leases import Granted, LeaseBook, LeaseKey, Refused
 from molink.peer.memory.memory import CAP_HEADROOM_BYTES, MemoryPlan, is_over_cap
@@ -126,49 +127,53 @@ def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None
 
 @pytest.mark.usefixtures("freezing")
 def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
-    model_type, changes = tiny_models.ARCHITECTURES["llama"]
-    large = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": 2048}
-    config = AutoConfig.for_model(model_type, **{**changes, **large})
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.to_empty(device="cpu")
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 0.01)
-    model.save_pretrained(tmp_path)
-    del model
-    manifest = store.read_manifest(tmp_path)
+    """Counted in tensors: how much of what is free an allocator keeps is another's."""
+    folder = tiny_models.make_tiny_model("llama", tmp_path)
+    manifest = store.read_manifest(folder)
     spec = store.describe(manifest, "float32", "none", name="test/large")
-    backend = DeviceBackend(LocalModel(tmp_path, manifest, spec), "cpu")
+    backend = DeviceBackend(LocalModel(folder, manifest, spec), "cpu")
     give_back_memory("cpu")
-    before = psutil.Process().memory_info().rss
+    before = live_tensor_bytes()
     backend.load(spec.whole, lambda *_: None)()
     backend.engine.step(
         spec.whole, [Rows(backend.engine.new_cache(spec.whole, 8), 4, (1, 2, 3, 4), True)], None
     )
-    gc.freeze()
-    held = psutil.Process().memory_info().rss
     weights = spec.weight_bytes(spec.whole)
-    assert weights > 32 * 1024**2
-    assert held - before > weights * 0.8
+    assert live_tensor_bytes() - before >= weights
+    gc.freeze()
     backend.engine.detach(spec.whole)
     give_back_memory("cpu")
-    assert held - psutil.Process().memory_info().rss > weights * 0.8
+    assert live_tensor_bytes() - before < weights / 10
 
 
-@pytest.mark.usefixtures("freezing")
+CYCLES = """
+import gc
+import psutil, torch
+from molink.peer.device.device import give_back_memory
+from molink.peer.host_policy.memory_guard import own_memory_bytes
+
+class Layer:
+    def __init__(self):
+        self.weights = [torch.ones(256 * 1024) for _ in range(256)]
+        self.itself = self
+
+give_back_memory("cpu")
+before = own_memory_bytes()
+layer = Layer()
+gc.freeze()
+held = own_memory_bytes()
+del layer
+give_back_memory("cpu")
+left = own_memory_bytes()
+assert psutil.Process().memory_info().rss >= left
+print(held - before, held - left)
+"""
+
+
 def test_weights_in_cycles_that_were_frozen_go_back_to_the_system() -> None:
-    class Layer:
-        def __init__(self) -> None:
-            self.weights = [torch.ones(256 * 1024) for _ in range(128)]
-            self.itself = self
-
-    give_back_memory("cpu")
-    before = own_memory_bytes()
-    layer = Layer()
-    gc.freeze()
-    held = own_memory_bytes()
-    assert held - before > 100 * 1024**2
-    del layer
-    give_back_memory("cpu")
-    assert own_memory_bytes() < held - 100 * 1024**2
-    assert psutil.Process().memory_info().rss >= own_memory_bytes()
+    """Of 256 MB in a process of its own, where nothing else is taken or given back meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", CYCLES], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    taken, given_back = map(int, done.stdout.split())
+    assert min(taken, given_back) > 128 * 1024**2

@@ -6,20 +6,17 @@ import random
 import signal
 
 import pytest
-from support.links.data_plane import asynchronous, until
+from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.swarms.live_swarms import bundled_folder
 
-from molink.peer.masks import mask_worker
 from molink.peer.masks.mask_worker import GrammarState, MaskedModel, MaskOrder, MaskWorker, NextMask
 from molink.shards.grammar import KINDS, Grammar, GrammarError
 from molink.shards.text.token_masks import GrammarFailed
 
 MODEL = MaskedModel(bundled_folder(), 1024, (0, 1))
 MOST = 15
-DEADLINE_S = 120
-"""Without limits these take minutes, or all memory."""
 SCHEMA = Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
-HOSTILE = {
+HOSTILE = {  # without limits these take minutes, or all memory
     "unclosed": Grammar.regex("(("),
     "look-around": Grammar.regex("(?=a)b"),
     "many states": Grammar.regex("(a|b)*a(a|b){30000}"),
@@ -78,10 +75,9 @@ async def several(worker: MaskWorker, state: GrammarState, count: int) -> list[b
     return masks
 
 
-@pytest.mark.timeout(DEADLINE_S)
 @asynchronous
 async def test_hostile_grammars_fail_alone_and_others_have_the_masks_that_they_have_without_them() -> None:
-    async with MaskWorker(MODEL) as worker:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         expected = await several(worker, GrammarState(SCHEMA), 6)
         for name, grammar in HOSTILE.items():
             hostile = asyncio.create_task(next_mask(worker, GrammarState(grammar)))
@@ -93,7 +89,7 @@ async def test_hostile_grammars_fail_alone_and_others_have_the_masks_that_they_h
 
 @asynchronous
 async def test_with_a_mask_come_those_behind_the_tokens_that_are_expected() -> None:
-    async with MaskWorker(MODEL) as worker:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         state = GrammarState(Grammar.regex("to be or not to be"))
         found = await next_mask(worker, state)
         assert isinstance(found, NextMask)
@@ -108,7 +104,7 @@ async def test_with_a_mask_come_those_behind_the_tokens_that_are_expected() -> N
 
 @asynchronous
 async def test_a_grammar_goes_on_where_it_was_after_another_has_ended_the_process() -> None:
-    async with MaskWorker(MODEL) as worker:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         state, tokens = GrammarState(SCHEMA), (95,)
         before = await next_mask(worker, state)
         assert isinstance(before, NextMask)
@@ -123,9 +119,8 @@ async def test_a_grammar_goes_on_where_it_was_after_another_has_ended_the_proces
 
 
 @asynchronous
-async def test_a_grammar_that_ends_the_process_is_the_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_worker, "ANSWER_WITHIN_S", 5.0)
-    async with MaskWorker(MODEL) as worker:
+async def test_a_grammar_that_ends_the_process_is_the_one_that_fails() -> None:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         assert isinstance(await next_mask(worker, GrammarState(SCHEMA)), NextMask)
         pid = worker.pid
         broken = await next_mask(worker, GrammarState(HOSTILE["many rules"]))
@@ -136,17 +131,15 @@ async def test_a_grammar_that_ends_the_process_is_the_one_that_fails(monkeypatch
 
 
 @asynchronous
-async def test_one_that_never_answers_is_ended_and_only_its_order_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with MaskWorker(MODEL) as worker:
+async def test_one_that_never_answers_is_ended_and_only_its_order_fails() -> None:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         assert isinstance(await next_mask(worker, GrammarState(SCHEMA)), NextMask)
-        monkeypatch.setattr(mask_worker, "ANSWER_WITHIN_S", 0.5)
+        worker.answer_within_s = 0.5
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         first = asyncio.create_task(next_mask(worker, GrammarState(SCHEMA)))
-        await asyncio.sleep(0)
-        monkeypatch.setattr(mask_worker, "ANSWER_WITHIN_S", 30.0)
+        await asyncio.sleep(0)  # it is ordered now
+        worker.answer_within_s = DEADLINE_S
         second = await next_mask(worker, GrammarState(SCHEMA))
         failed = await first
         assert isinstance(failed, GrammarFailed)
@@ -166,12 +159,11 @@ async def test_a_model_that_serves_no_grammars_says_so(model: MaskedModel) -> No
             assert "this model serves no grammars" in str(failed)
 
 
-@pytest.mark.timeout(DEADLINE_S)
 @asynchronous
 async def test_any_text_is_a_grammar_or_an_error() -> None:
     rng = random.Random(7)
     letters = '(){}[]|*+?^$ab:\n\\"/, \u00e9'
-    async with MaskWorker(MODEL) as worker:
+    async with MaskWorker(MODEL, DEADLINE_S) as worker:
         for _ in range(200):
             text = "".join(rng.choices(letters, k=rng.randint(0, 60)))
             try:

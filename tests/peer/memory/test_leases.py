@@ -10,7 +10,7 @@ from support.properties import examples
 from support.swarms.lease_books import SPEC, TTL_S, book, granted, key, refused
 
 from molink.peer.memory.lease_rules import KEPT_PART
-from molink.peer.memory.lease_table import ABANDONED_S, IDLE_S, SPARED_S
+from molink.peer.memory.lease_table import ABANDONED_S, IDLE_S, SPARED_S, LeaseTimes
 from molink.peer.memory.leases import (
     Granted,
     Lease,
@@ -280,7 +280,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.max_sessions = max_sessions
         self.owned = owned
         self.book = LeaseBook(
-            SPEC, self.plan, max_sessions=max_sessions, max_sessions_per_owner=owned, ttl_s=TTL_S
+            SPEC,
+            self.plan,
+            max_sessions=max_sessions,
+            max_sessions_per_owner=owned,
+            times=LeaseTimes(ttl_s=TTL_S),
         )
         self.leases: dict[LeaseKey, Lease] = {}
         self.held: set[int] = set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.links.data_plane import asynchronous
+from support.links.data_plane import DEADLINE_S, asynchronous
 from support.models.hub_models import MODEL, HubSide, hub_side
 from support.models.stored_models import write_llama
 from support.swarms.served_peer import opened, served
@@ -150,9 +150,8 @@ def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide,
 
 
 def test_of_contents_without_number_a_few_are_asked_for_at_once_within_one_deadline(
-    side: HubSide, monkeypatch: pytest.MonkeyPatch
+    side: HubSide,
 ) -> None:
-    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
     views = [view(f"{number:064x}") for number in range(50)]
     asked: list[str] = []
 
@@ -162,8 +161,8 @@ def test_of_contents_without_number_a_few_are_asked_for_at_once_within_one_deadl
         return None
 
     async def opening(store: BlobStore) -> Manifest:
-        access = HubAccess(store, never, None, 0)
-        async with asyncio.timeout(20):
+        access = HubAccess(store, never, None, 0, manifest_timeout_s=0.05)
+        async with asyncio.timeout(DEADLINE_S):
             return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
 
     with side.store() as store:
@@ -172,9 +171,8 @@ def test_of_contents_without_number_a_few_are_asked_for_at_once_within_one_deadl
 
 
 def test_who_does_not_answer_for_the_likeliest_contents_does_not_keep_others_from_being_heard(
-    side: HubSide, monkeypatch: pytest.MonkeyPatch
+    side: HubSide,
 ) -> None:
-    monkeypatch.setattr(hub, "MANIFEST_TIMEOUT_S", 0.05)
 
     async def ask(_: Sequence[PeerView], content_hash: str) -> Manifest | None:
         if content_hash != side.manifest.content_hash:
@@ -184,8 +182,8 @@ def test_who_does_not_answer_for_the_likeliest_contents_does_not_keep_others_fro
     views = [view("0" * 64), view("0" * 64), view(side.manifest.content_hash)]
 
     async def opening(store: BlobStore) -> Manifest:
-        async with asyncio.timeout(20):
-            access = HubAccess(store, ask, None, 0)
+        async with asyncio.timeout(DEADLINE_S):
+            access = HubAccess(store, ask, None, 0, manifest_timeout_s=0.05)
             return (await open_hub_model(MODEL, side.snapshot(), views, access, lambda _: None))[0]
 
     with side.store() as store:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.devices.brief_profile import measure_briefly
+from support.devices.brief_profile import StandingClock, measure_briefly, stop_the_clock
 from support.models.tiny_models import make_tiny_model
 
 from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.compute.backend import MeasuredModel
-from molink.peer.profiling import layer_bench, profiler
+from molink.peer.profiling import profiler
 from molink.peer.profiling.layer_bench import LayerBench
 from molink.peer.profiling.profile import PIECE_TOKENS, Profile, SliceLatency, slices_of
 from molink.peer.profiling.profiler import cached_or_measured, measure
@@ -37,32 +37,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSpec]:
     return folder, describe(folder)
 
 
-class Clock:
-    """The time of a machine that stands still, but for what `pass_s` says."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def perf_counter(self) -> float:
-        """A microsecond later each time."""
-        self._now_s += 1e-6
-        return self._now_s
-
-    def pass_s(self, seconds: float) -> None:
-        self._now_s += seconds
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     measure_briefly(monkeypatch, "CONTEXT_BUDGET_S", "PIECE_BUDGET_S")
-    fake = Clock()
-    for module in (profiler, layer_bench):
-        monkeypatch.setattr(module, "time", fake)
-    return fake
+    return stop_the_clock(monkeypatch)
 
 
 def test_pieces_are_measured_before_the_time_goes_to_contexts_and_ends(
-    model: tuple[Path, ModelSpec], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    model: tuple[Path, ModelSpec], clock: StandingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slowly(_: LayerBench) -> tuple[float, float]:
         clock.pass_s(profiler.PROFILE_BUDGET_S)
@@ -77,7 +59,7 @@ def test_pieces_are_measured_before_the_time_goes_to_contexts_and_ends(
 
 
 def test_where_decode_steps_took_all_the_time_prompts_are_still_cut_and_a_later_start_cuts_them_too(
-    model: tuple[Path, ModelSpec], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: tuple[Path, ModelSpec], clock: StandingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = LayerBench.layer_latencies
 

@@ -1,12 +1,13 @@
 """What a step costs whatever its layers is told apart from what a layer costs, measured warm, and counted once."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.devices.brief_profile import StandingClock, stop_the_clock
 from support.models.tiny_models import make_tiny_model
 from support.swarms.swarm_examples import facts_of, state_of
 
@@ -15,7 +16,7 @@ from molink.dht.records.facts_codec import facts_from_message, facts_to_message
 from molink.dht.records.records import LayerLatency, PeerFacts, PeerView
 from molink.peer.compute.backend import MeasuredDevice, MeasuredModel
 from molink.peer.profiling import layer_bench, profiler
-from molink.peer.profiling.layer_bench import LayerBench, on_bench
+from molink.peer.profiling.layer_bench import on_bench
 from molink.peer.profiling.profile import FLOOR_MS, Profile, StepWork, predicted_ms, separated, still_warming
 from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.profiling.profiler import cached_or_measured, several_layers
@@ -24,9 +25,10 @@ from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, peer_costs
 from molink.shards.checkpoint.store import describe
+from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.spec import ModelSpec, Span
 
-COMPILING_S = 0.3
+COMPILING_S = 3.0
 SPEC = ModelSpec(
     "0" * 64, "1" * 64, "m", "llama", 1, 8, 16, 9000, "float32", "none", (100,), 30, 40, (1,), (0,)
 )
@@ -137,23 +139,17 @@ def test_so_many_layers_are_measured_as_there_are_and_as_memory_allows(model: tu
     assert [measured(layers, 1, 0) for layers in (1, 2)] == [Span(0, 1), Span(0, 1)]
 
 
-class Compiling:
-    """A bench whose first step of each number of sequences takes as long as compiling does."""
+def compiling(patch: pytest.MonkeyPatch) -> StandingClock:
+    """The clock of benches whose first step of each number of sequences takes as long as compiling does."""
+    seen: set[tuple[Span, int]] = set()
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._seen: set[tuple[Span, int, int]] = set()
-        original = LayerBench._step
+    def cost(span: Span, caches: Sequence[SequenceCache], count: int) -> float:
+        if count > 1 or (span, len(caches)) in seen:
+            return 0.001
+        seen.add((span, len(caches)))
+        return COMPILING_S
 
-        def step(bench: LayerBench, span: Span, caches: list[object], count: int, want_logits: bool) -> None:
-            kind = span, len(caches), count
-            if count == 1 and kind not in self._seen:
-                self._seen.add(kind)
-                until_s = time.perf_counter() + COMPILING_S
-                while time.perf_counter() < until_s:
-                    pass
-            original(bench, span, caches, count, want_logits)  # type: ignore[arg-type]
-
-        patch.setattr(LayerBench, "_step", step)
+    return stop_the_clock(patch, cost)
 
 
 def test_what_compiles_is_not_measured_and_counts_against_no_budget(
@@ -163,9 +159,9 @@ def test_what_compiles_is_not_measured_and_counts_against_no_budget(
     monkeypatch.setattr(layer_bench, "TOTAL_BUDGET_S", 1000.0)
     monkeypatch.setattr(layer_bench, "SIZE_BUDGET_S", 0.0)
     monkeypatch.setattr(layer_bench, "BATCH_SIZES", (1, 8, 64))
-    Compiling(monkeypatch)
+    clock = compiling(monkeypatch)
     backend = MeasuredDevice(MeasuredModel(folder, spec, "cpu"))
-    deadline_s = time.perf_counter() + 1000
+    deadline_s = clock.perf_counter() + 1000
     with on_bench(backend, spec, "cpu", Span(4, 5), deadline_s, Span(3, 6)) as bench:
         latencies, _ = bench.layer_latencies()
         assert [one.batch_size for one in latencies] == [1, 8, 64]
@@ -179,7 +175,7 @@ def test_a_profile_that_was_measured_while_steps_compiled_is_not_remembered(
 ) -> None:
     for budget in ("TOTAL_BUDGET_S", "SIZE_BUDGET_S", "CONTEXT_BUDGET_S", "PIECE_BUDGET_S", "WARM_BUDGET_S"):
         monkeypatch.setattr(layer_bench, budget, 0.0)
-    Compiling(monkeypatch)
+    compiling(monkeypatch)
     cache, lines = tmp_path / "profiles.json", list[str]()
     profile = cached_or_measured(MeasuredModel(*model, "cpu"), cache, lines.append)
     assert not profile.steady

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 import torch
+from support.deadline import DEADLINE_S
 from support.devices.rank_traffic import request_traffic, step_traffic
 from support.models.hub_models import hub_side
 from support.models.tiny_models import greedy_reference, load_reference, make_tiny_model
@@ -34,7 +35,6 @@ from molink.shards.spec import SamplingParams, Span
 PROMPT = [5, 6, 7, 9, 11, 200, 3]
 TOKENS = 24
 WIRED_RANK = Path(__file__).parents[2] / "support" / "devices" / "wired_rank.py"
-TIMEOUT_S = 200.0
 GREEDY = SampleRequest(SamplingParams(), 0, 0)
 
 
@@ -348,7 +348,7 @@ def test_a_rank_that_dies_is_one_clear_error_and_ends_the_others(tmp_path: Path)
 
 async def lose_a_rank(folder: Path) -> None:
     model = open_local(make_tiny_model("qwen2", folder, num_hidden_layers=2))
-    async with asyncio.timeout(TIMEOUT_S), RankedBackend(model, ("cpu", "cpu")) as backend:
+    async with asyncio.timeout(DEADLINE_S), RankedBackend(model, ("cpu", "cpu")) as backend:
         backend.load(model.spec.whole, ignore)()
         expected = greedy_reference(model.folder, PROMPT, TOKENS)
         assert generate(Running(model, backend), PROMPT, TOKENS) == expected
@@ -366,7 +366,7 @@ async def lose_a_rank(folder: Path) -> None:
         with pytest.raises(RanksLost):
             backend.load(Span(0, 1), ignore)
         gone, alive = psutil.wait_procs(
-            [child for child in children if child.pid in backend.ranks.pids], timeout=30
+            [child for child in children if child.pid in backend.ranks.pids], timeout=DEADLINE_S
         )
         assert len(gone) == 2
         assert not alive
@@ -397,7 +397,7 @@ def test_ranks_end_with_a_peer_that_is_killed(tmp_path: Path) -> None:
         ranks = [psutil.Process(int(pid)) for pid in peer.stdout.readline().split()]
         assert len(ranks) == 2
         peer.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=30)
+    _, alive = psutil.wait_procs(ranks, timeout=DEADLINE_S)
     assert not alive
 
 
@@ -420,7 +420,7 @@ def test_two_gloo_processes_put_on_the_wire_what_the_formula_says(architecture: 
         )
         for rank in range(ranks)
     ]
-    told = [json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in processes]
+    told = [json.loads(process.communicate(timeout=DEADLINE_S)[0]) for process in processes]
     spec = store.describe(store.read_manifest(folder), "float32")
     predicted = request_traffic(spec, ranks, Lengths(len(prompt), tokens)).reduced_bytes
     for one in told:

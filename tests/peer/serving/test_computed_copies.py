@@ -11,7 +11,7 @@ from support.circuits.guesses import GuessingHead, LastWrong, Oracle
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.models.tiny_models import greedy_reference, make_tiny_model
 from support.pairwise import usually
-from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
+from support.swarms.copied_circuit import CopiedCircuit, ask, ask_until_ready, copied_circuit, copying_of
 from support.swarms.served_peer import model, opened
 
 from molink.peer.models.model import LocalModel
@@ -57,7 +57,7 @@ async def go_on_with_standby(
         pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop, ready_within_ms=4000))
         for hop in range(len(links))
     ]
-    answers = await asyncio.gather(*map(ask, links, asked))
+    answers = await asyncio.gather(*map(ask_until_ready, links, asked))
     assert all(answer.readiness.ready for answer in answers), answers
     held = [(one.readiness.least_held_tokens, one.readiness.held_tokens) for one in answers]
     position = min(common_position(held), len(history) - 1)

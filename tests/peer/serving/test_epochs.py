@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,9 @@ from support.links.data_plane import DEADLINE_S, asynchronous, describe, soon, u
 from support.models.tiny_models import greedy_reference, greedy_references, make_tiny_model
 from support.swarms import served_peer
 from support.swarms.served_circuit import ServedCircuit, served_circuit
-from support.swarms.served_peer import Served, model, opened, served
+from support.swarms.served_peer import PATIENT_LEASES, Served, model, opened, served
 
 from molink.dht.records.records import LayerLatency
-from molink.peer.memory import lease_table
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.ranks.backend import RankedBackend
@@ -228,10 +228,10 @@ async def test_a_client_whose_link_was_lost_goes_on_over_another_one(model: Loca
 
 @asynchronous
 async def test_caches_of_a_client_that_does_not_come_back_are_freed(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
-    monkeypatch.setattr(lease_table, "ABANDONED_S", 0.0)
-    async with served_circuit(model, (3,), kv_tokens=200) as circuit:
+    gone = replace(PATIENT_LEASES, abandoned_s=0.0)
+    async with served_circuit(model, (3,), kv_tokens=200, lease_times=gone) as circuit:
         session = Epochs(circuit, PROMPT)
         await session.begin(20)
         await session.take(6)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.circuits.guesses import GuessingHead, LastWrong
 from support.links.data_plane import DEADLINE_S, asynchronous, until
-from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
+from support.swarms.copied_circuit import CopiedCircuit, ask, ask_until_ready, copied_circuit, copying_of
 from support.swarms.served_peer import model
 
 from molink.peer.models.model import LocalModel
@@ -211,9 +211,8 @@ async def test_a_copy_that_is_promoted_goes_on_with_the_same_tokens_and_shares_n
         standby, link = circuit.standbys[0], circuit.links[0]
         descriptor.epoch = 2
         descriptor.hops[0].CopyFrom(standby.hop(Span(0, 6)))
-        response = await ask(
-            link, pb.Request(reserve=pb.Reserve(descriptor=descriptor, ready_within_ms=2000))
-        )
+        asked = pb.Request(reserve=pb.Reserve(descriptor=descriptor, ready_within_ms=2000))
+        response = await ask_until_ready(link, asked)
         held = response.readiness.held_tokens
         assert len(PROMPT) + 7 <= held <= len(PROMPT) + 20
         assert len(standby.leases.leases) == 1
@@ -244,7 +243,7 @@ async def test_a_hop_that_stays_forgets_the_prompt_s_names_where_its_client_name
         descriptor.epoch, descriptor.prefix_blocks = 2, b""
         link = circuit.circuit.links[0]
         asked = pb.Request(reserve=pb.Reserve(descriptor=descriptor, ready_within_ms=2000))
-        assert (await ask(link, asked)).readiness.ready
+        assert (await ask_until_ready(link, asked)).readiness.ready
         await circuit.start(descriptor, PROMPT, 6)
         await ask(link, pb.Request(release=pb.Release(session=descriptor.session, epoch=2)))
         held = await circuit.circuit.reserve(2, len(PROMPT), 20, b"".join(names))

@@ -5,18 +5,20 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from support.links.data_plane import DEADLINE_S, asynchronous, soon, until
 from support.swarms.lease_books import SPEC, book
+from support.swarms.served_peer import PATIENT
 
 from molink.peer.compute.backend import Backend, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.models.model import Progress
-from molink.peer.serving import layer_loader as layer_loader_module
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
+from molink.peer.serving.timeouts import ServingTimeouts
 from molink.shards.errors import LoadAbandoned
 from molink.shards.spec import Span
 
@@ -57,9 +59,9 @@ class SlowDisk:
 class Loading:
     """A loader on that disk, and what it promises."""
 
-    def __init__(self, disk: SlowDisk, thread: EngineThread) -> None:
+    def __init__(self, disk: SlowDisk, thread: EngineThread, timeouts: ServingTimeouts) -> None:
         self.leases = book()
-        compute = LeasedCompute(SPEC, self.leases, cast("Backend", disk), thread, lambda: None)
+        compute = LeasedCompute(SPEC, self.leases, cast("Backend", disk), thread, lambda: None, timeouts)
         self.loader = LayerLoader(compute)
 
     def begin(self, span: Span) -> "asyncio.Task[None]":
@@ -69,9 +71,9 @@ class Loading:
 
 
 @asynccontextmanager
-async def loading(disk: SlowDisk) -> AsyncIterator[Loading]:
+async def loading(disk: SlowDisk, timeouts: ServingTimeouts = PATIENT) -> AsyncIterator[Loading]:
     async with EngineThread() as thread:
-        made = Loading(disk, thread)
+        made = Loading(disk, thread, timeouts)
         try:
             yield made
         finally:
@@ -142,12 +144,9 @@ async def test_a_loader_closes_when_its_thread_has_ended() -> None:
 
 
 @asynchronous
-async def test_a_thread_that_does_not_end_is_left_alone_with_its_memory_booked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(layer_loader_module, "ENDS_WITHIN_S", 0.01)
+async def test_a_thread_that_does_not_end_is_left_alone_with_its_memory_booked() -> None:
     disk = SlowDisk()
-    async with loading(disk) as made:
+    async with loading(disk, replace(PATIENT, load_ends_s=0.01)) as made:
         made.begin(LOW).add_done_callback(lambda _: None)
         await until(lambda: disk.running == 1)
         await soon(made.loader.close())

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from support.circuits.guesses import GuessingHead, LastWrong, Oracle
 from support.links.data_plane import DEADLINE_S, asynchronous, until
 from support.pairwise import usually
-from support.swarms.copied_circuit import CopiedCircuit, ask, copied_circuit, copying_of
-from support.swarms.served_peer import Served, model
+from support.swarms.copied_circuit import CopiedCircuit, ask, ask_until_ready, copied_circuit, copying_of
+from support.swarms.served_peer import PATIENT, Served, model
 
 from molink.peer.models.model import LocalModel
-from molink.peer.serving import prepared_epochs
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.routes.copy_forms import CopyForm
@@ -70,13 +71,13 @@ def next_epoch(
 
 
 async def prepare(links: list[Link], upcoming: pb.SessionDescriptor) -> list[pb.Response]:
-    """What the hops answer."""
+    """What the hops answer once each is ready, or has refused."""
     asked = [
         pb.Reserve(descriptor=upcoming, hop=at, prepare=True, ready_within_ms=5000)
         for at in range(len(links))
     ]
     return await asyncio.gather(
-        *(ask(link, pb.Request(reserve=one)) for link, one in zip(links, asked, strict=True))
+        *(ask_until_ready(link, pb.Request(reserve=one)) for link, one in zip(links, asked, strict=True))
     )
 
 
@@ -275,10 +276,10 @@ async def test_what_cannot_be_the_sequence_costs_its_teller_the_link(
 
 @asynchronous
 async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hears_of_it(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
-    monkeypatch.setattr(prepared_epochs, "WHOLE_WITHIN_S", 0.1)
-    async with copied_circuit(model, CUTS) as circuit:
+    hasty = DataPlaneSettings(copies=True, timeouts=replace(PATIENT, whole_s=0.1))
+    async with copied_circuit(model, CUTS, settings=hasty) as circuit:
         descriptor = await begun(circuit, new_tokens=LONG)
         upcoming, links, _ = next_epoch(circuit, descriptor, (1,))
         for response in await prepare(links, upcoming):

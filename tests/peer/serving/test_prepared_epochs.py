@@ -1,20 +1,21 @@
 """What comes for epochs that have not begun waits within bounds, and is told of the epoch that it belongs to alone."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.links.data_plane import DEADLINE_S, SPEC, asynchronous, until
-from support.swarms.served_peer import model, served
+from support.swarms.served_peer import PATIENT, model, served
 
 from molink.peer.engine.arrivals import of_activations
 from molink.peer.engine.guessing import MOST_PREDICTION_TOKENS, SessionGuessing
 from molink.peer.hop.events import HopEvent, RowsArrived
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.models.model import LocalModel
-from molink.peer.serving import admission, prepared_epochs
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.serving.prepared_epochs import PreparedEpochs
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -43,6 +44,7 @@ class Tail:
         leases: Any = SimpleNamespace(
             reserve=self._reserve,
             await_ready=self._await_ready,
+            timeouts=PATIENT,
             release=lambda asked, asker: self.released.append((asked.session, asked.epoch, asker)),
         )
         self._table = table
@@ -157,20 +159,19 @@ async def test_predictions_that_wait_for_an_epoch_are_no_more_than_one() -> None
 
 @asynchronous
 async def test_an_epoch_that_does_not_begin_in_time_is_forgotten_though_nobody_says_anything(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
-    monkeypatch.setattr(prepared_epochs, "PREPARED_S", -1.0)
-    monkeypatch.setattr(admission, "EXPIRY_CHECK_S", 0.01)
-    async with served(model) as peer:
+    forgets = DataPlaneSettings(timeouts=replace(PATIENT, prepared_s=-1.0, expiry_check_s=0.01))
+    async with served(model, settings=forgets) as peer:
         assert (await peer.reserve(peer.alone())).HasField("reserved")
         assert (await peer.ready(peer.alone())).readiness.ready
         upcoming = pb.Reserve(descriptor=peer.alone(epoch=EPOCH), hop=0, prepare=True)
         response, _ = await peer.link.request(pb.Request(reserve=upcoming), DEADLINE_S)
         assert response.readiness.ready, response
-        assert (await peer.ready(peer.alone(epoch=EPOCH))).HasField("readiness")
+        assert (await peer.readiness(peer.alone(epoch=EPOCH))).HasField("readiness")
         running = asyncio.create_task(peer.serving.run())
         async with asyncio.timeout(DEADLINE_S):
-            while (answer := await peer.ready(peer.alone(epoch=EPOCH))).HasField("readiness"):
+            while (answer := await peer.readiness(peer.alone(epoch=EPOCH))).HasField("readiness"):
                 pass
         assert answer.refusal.code == "epoch"
         running.cancel()

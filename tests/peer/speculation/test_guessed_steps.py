@@ -1,13 +1,15 @@
 """Whatever is guessed, a circuit's tokens are those that it gives without guesses, and its caches hold no others."""
 
 import asyncio
+import gc
 import random
 from collections.abc import Sequence
 
-import psutil
 import pytest
 from support.circuits.guesses import Chance, GuessingHead, LastWrong, NeverRight, Oracle
+from support.deadline import DEADLINE_S
 from support.links.data_plane import asynchronous, soon
+from support.live_tensors import live_tensor_bytes
 from support.models.tiny_models import greedy_references, make_tiny_model
 from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model, opened
@@ -23,8 +25,10 @@ NEW_TOKENS = 40
 PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(9 + 4 * one)] for one in range(4)]
 MANY_PROMPTS = [[(7 * at + 3 * one + 1) % 60 for at in range(5 + 2 * one)] for one in range(20)]
 KEY = b"client"
-MOST_GROWTH_BYTES = 2**24
-"""Of the process in 400 sessions: 40 KB each, where a test's record of one has some 5."""
+MOST_GROWTH_BYTES = 2**20
+"""Of tensors in 400 sessions: less than a token of each."""
+MOST_OBJECTS = 40_000
+"""That 400 sessions leave: 100 each."""
 HALVES_ROUNDING = 0.2
 """What log-probabilities of a tiny model in bfloat16 differ by at most when it is computed in other rows."""
 
@@ -149,7 +153,7 @@ async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) 
         _, frame = await soon(circuit.peers[0].client.handler.frames.get())
         tokens.extend(frame.header.tokens)
     release = pb.Request(release=pb.Release(session=descriptor.session, epoch=1))
-    await asyncio.gather(*(link.request(release, 60.0) for link in circuit.links))
+    await asyncio.gather(*(link.request(release, DEADLINE_S) for link in circuit.links))
     return tokens
 
 
@@ -303,7 +307,7 @@ async def test_many_sessions_that_guess_and_are_cancelled_leave_nothing(model: L
     complete, rounds, numbered = 0, 42, 21  # some 500 sessions; what comes late of one is of no other
     head = GuessingHead(Chance, whole(prompts, expected) * numbered, most=6)
     served = served_circuit(model, (3,), kv_tokens=250, swap_bytes=2**22, guesses=head)
-    held_bytes = []
+    held: list[tuple[int, int]] = []
     async with served as circuit:
         for round_ in range(rounds):
             started: dict[bytes, list[int]] = {}
@@ -325,12 +329,15 @@ async def test_many_sessions_that_guess_and_are_cancelled_leave_nothing(model: L
                         left.remove(token.session)
                         complete += len(got) == NEW_TOKENS
                         release = pb.Request(release=pb.Release(session=token.session, epoch=1))
-                        await asyncio.gather(*(link.request(release, 60.0) for link in circuit.links))
+                        await asyncio.gather(*(link.request(release, DEADLINE_S) for link in circuit.links))
             for session, got in started.items():
                 assert got == expected[(session[0] - 1) % len(prompts)][: len(got)]
-            held_bytes.append(psutil.Process().memory_info().rss)
+            gc.collect()
+            held.append((live_tensor_bytes(), len(gc.get_objects())))
         check_pools(circuit)
-        assert held_bytes[-1] - held_bytes[rounds // 6] < MOST_GROWTH_BYTES
+        (bytes_before, objects_before), (bytes_after, objects_after) = held[rounds // 6], held[-1]
+        assert bytes_after - bytes_before < MOST_GROWTH_BYTES
+        assert objects_after - objects_before < MOST_OBJECTS
         assert all(peer.serving.stepper.is_empty for peer in circuit.peers)
     assert complete > 100
     assert 0 < head.accepted < head.guessed

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 from support.models.stored_models import alter_a_weight, copy_of
 
 from molink.shards.checkpoint import catalog
@@ -190,7 +191,7 @@ def _in_process(endpoint: str, home: Path, statement: str) -> subprocess.Complet
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
         check=True,
         env=environment,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.deadline import DEADLINE_S
 from support.models.stored_models import copy_of, edit, write_llama, write_model
 from support.models.tiny_models import (
     ARCHITECTURES,
@@ -94,7 +95,11 @@ def test_common_models_are_described_without_torch_and_transformers(llama: Path)
         "print(describe(Path(sys.argv[1])).layers, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(llama)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, str(llama)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert done.stdout.split() == [str(LAYERS), "False", "False"]
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.deadline import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,7 +46,8 @@ def test_the_package_that_the_suite_makes_is_this_checkouts(modules: ModuleType,
     modules.gpu_machine.link_package(tmp_path)
     told = subprocess.run(
         [sys.executable, "-c", "import molink.shards.spec; print(molink.SamplingParams.__module__)"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert told.stdout.strip() == "molink.shards.spec", told.stderr
 

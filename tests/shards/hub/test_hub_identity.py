@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 from support.models.fake_hub import Answer, Asked
 from support.models.hub_models import HubSide, hub_side
 
@@ -97,14 +98,14 @@ def test_a_founder_that_is_slower_than_another_with_the_same_store_knows_the_mod
 
     def wait(*_: int) -> None:
         begun.set()
-        assert other_done.wait(60)
+        assert other_done.wait(DEADLINE_S)
 
     with side.store() as slow, side.store() as fast, ThreadPoolExecutor(1) as pool:
         checkpoint = side.checkpoint(slow)
         names = checkpoint.names_of(Span(0, 4))
         try:
             slower = pool.submit(identify, checkpoint, slow, side.open_client, names, wait)
-            assert begun.wait(60)
+            assert begun.wait(DEADLINE_S)
             assert (
                 identify(side.checkpoint(fast), fast, side.open_client, names, lambda *_: None)
                 == side.manifest

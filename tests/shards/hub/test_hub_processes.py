@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.links.data_plane import DEADLINE_S
 from support.models.fake_hub import Answer, Asked
 from support.models.hub_models import MODEL, HubSide, hub_side
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -74,7 +75,7 @@ def test_what_a_killed_process_has_fetched_is_not_fetched_again(side: HubSide) -
         """Of the layers, which come one after the other, the last does not come."""
         if (asked.name, asked.start) in last:
             held_up.set()
-            gone.wait(60)
+            gone.wait(DEADLINE_S)
         return answer
 
     with side.store() as store:
@@ -82,7 +83,7 @@ def test_what_a_killed_process_has_fetched_is_not_fetched_again(side: HubSide) -
         side.hub.weight_ranges()
         side.hub.fault = hold
         with fetching(side, Span(1, 4), loads=False):
-            assert held_up.wait(60)
+            assert held_up.wait(DEADLINE_S)
         gone.set()
         side.hub.fault = None
         before = side.hub.weight_ranges()
@@ -102,7 +103,7 @@ def test_a_loaded_span_takes_little_more_memory_than_its_parameters(tmp_path: Pa
         hub_side(tmp_path / "model", tmp_path / "folder") as side,
         fetching(side, Span(3, 9), loads=True) as process,
     ):
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=DEADLINE_S)
     parameters, resident = json.loads(out)
     assert parameters > 300 * 2**20
     assert resident <= 1.25 * parameters + 150 * 2**20

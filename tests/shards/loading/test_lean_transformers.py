@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.deadline import DEADLINE_S
 from support.models.circuit_runs import greedy, spec_for
 from support.models.tiny_models import LAYERS
 
@@ -82,7 +83,11 @@ assert torch.cond(one.sum() > 0, torch.neg, torch.abs, (one,)).item() == -1
 
 def run(program: str, *arguments: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

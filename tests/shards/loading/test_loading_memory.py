@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.deadline import DEADLINE_S
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from molink.shards.checkpoint.safetensors_header import read_header
@@ -63,7 +64,7 @@ def test_a_model_of_twice_the_free_memory_loads(
         [sys.executable, "-c", LOAD_WITHIN, str(large), device, quantization, str(layers), str(size // 2)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

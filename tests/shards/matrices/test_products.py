@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.devices.brief_profile import StandingClock
 from support.models.circuit_runs import Circuit, engine_with, start_run, step_runs
 from torch import nn
 from torch.nn import functional
@@ -75,16 +76,19 @@ def test_packed_weights_pay_if_they_are_faster_than_the_best_other_way_over_all_
     assert Timings((1,), ((2.0, 1.0, 3.0),)).without(1) == Timings((1,), ((2.0, 3.0),))
 
 
-def test_ways_are_timed_with_few_and_many_rows_and_what_is_hopeless_only_once() -> None:
+def test_ways_are_timed_with_few_and_many_rows_and_what_is_hopeless_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[str, int]] = []
+    clock = StandingClock()
+    monkeypatch.setattr(products, "time", clock)
 
     def fast(_: int, rows: torch.Tensor) -> None:
         calls.append(("fast", len(rows)))
 
     def slow(_: int, rows: torch.Tensor) -> None:
         calls.append(("slow", len(rows)))
-        for _ in range(40):
-            torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+        clock.pass_s(0.001)
 
     timings = time_ways((fast, slow), [256, 256], torch.float32)
     assert timings.rows[0] == 1

@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
+from support.live_tensors import live_tensor_bytes
 from support.models.circuit_runs import greedy, greedy_joining, spec_for, start_run, step_runs
 from support.models.stored_models import alter_a_weight, copy_of, write_model
 from support.models.tiny_models import LAYERS
@@ -216,13 +218,6 @@ def test_without_bitsandbytes_it_is_said_what_to_install(
         load_stage(tiny_model("llama"), WHOLE, StageSettings("float32", "nf4"))
 
 
-def live_tensor_bytes() -> int:
-    found = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
-    plain = [one for one in found if one.is_cpu and not one.is_mkldnn]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in plain}
-    return sum(storage.nbytes() for storage in storages.values())
-
-
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
@@ -306,7 +301,7 @@ def test_resident_memory_is_that_of_the_quantized_weights(quantization: str, big
         [sys.executable, "-c", MEASURE, str(big_model), quantization],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=DEADLINE_S,
         check=True,
     )
     weights, resident = map(int, done.stdout.split())

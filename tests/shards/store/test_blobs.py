@@ -16,6 +16,7 @@ import pytest
 from filelock import AcquireReturnProxy, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 from support.properties import examples
 
 from molink.shards.hub import partial_download
@@ -93,7 +94,7 @@ def test_what_another_process_uses_stays_until_that_process_is_gone(tmp_path: Pa
         with pytest.raises(StoreFull):
             put_unused(store, b"2" * 700, 2)
         other.kill()
-        other.communicate(timeout=30)
+        other.communicate()
         put_unused(store, b"2" * 700, 2)
         assert there(store, sha256) == [False]
         assert list((tmp_path / "users").glob("*.lock")) == own
@@ -288,8 +289,8 @@ def test_only_one_process_fetches_the_same_thing(tmp_path: Path) -> None:
         with store.fetching("layer"):
             other = context.Process(target=fetch_in_turn, args=(str(tmp_path), "layer", asking, entered))
             other.start()
-            assert asking.wait(60)
+            assert asking.wait(DEADLINE_S)
             assert not entered.wait(0.5)
-        assert entered.wait(60)
-        other.join(60)
+        assert entered.wait(DEADLINE_S)
+        other.join(DEADLINE_S)
     assert other.exitcode == 0

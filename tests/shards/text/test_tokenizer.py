@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.deadline import DEADLINE_S
 from support.models.tiny_models import SENTENCES, make_tokenizer
 from support.models.tokenizer_kinds import MAKERS, TEXTS, unigram
 from support.properties import examples
@@ -213,7 +214,11 @@ def test_using_a_tokenizer_imports_neither_torch_nor_transformers(tmp_path: Path
         "print(text, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert done.stdout.split("\n")[-2].endswith("False False")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from support.deadline import DEADLINE_S
 from support.swarms.swarm_examples import MODEL, facts_of
 
 from molink.dht.identity.identity import Identity
@@ -18,7 +19,7 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.acceptor import Acceptor, listen_address
 from molink.peer.wire.link.certificate import Certificate, Credentials, new_certificate
 from molink.peer.wire.link.link import Link
-from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.link_resources import LINK_TIMES, LinkResources, LinkTimes
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
@@ -26,7 +27,6 @@ from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 from molink.shards.spec import ModelSpec, Span
 
-DEADLINE_S = 60.0
 SPEC = ModelSpec(
     model_hash=MODEL.model_hash,
     content_hash=MODEL.content_hash,
@@ -45,6 +45,10 @@ SPEC = ModelSpec(
     stop_token_ids=(1,),
 )
 
+PATIENT_DIALS = replace(LINK_TIMES, dial_s=DEADLINE_S)
+"""Nobody who is dialled is given up because the machine is busy."""
+PATIENT_LINKS = replace(PATIENT_DIALS, busy_lost_after_s=DEADLINE_S)
+"""Nor is anybody who is silent for that."""
 Answer = Callable[[Link, pb.Request], Awaitable[tuple[pb.Response, bytes]]]
 
 
@@ -64,7 +68,7 @@ def asynchronous(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(3 * DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S):
                 await test(*args, **kwargs)
             try:
                 await until(lambda: not left_over())
@@ -133,9 +137,11 @@ class End:
         needed: bool = False,
         memory: MessageMemory | None = None,
         identity: Identity | None = None,
+        proof_s: float = DEADLINE_S,
+        times: LinkTimes = PATIENT_DIALS,
     ) -> None:
         """`members` are known to belong to the swarm; `needed`: sessions use every link. `identity`: somebody new,
-        unless told."""
+        unless told. `proof_s`: as `Acceptor`."""
         self.identity = identity or Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
@@ -146,13 +152,14 @@ class End:
             swarm_key,
             is_client=is_client,
             http_proxy=http_proxy,
-            resources=memory and LinkResources(SharedUplink(), memory),
+            resources=LinkResources(SharedUplink(), memory or MessageMemory(), times=times),
         )
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client
         self._host = host
         self._members = members
         self._needed = needed
+        self._proof_s = proof_s
         self._swarm_key = swarm_key
         self._stack = AsyncExitStack()
 
@@ -167,6 +174,7 @@ class End:
                 self.handler,
                 is_member=self._members.__contains__,
                 is_needed=lambda _: self._needed,
+                proof_s=self._proof_s,
             )
             await self._stack.enter_async_context(acceptor)
             address = listen_address(self._host, acceptor.port)

@@ -13,7 +13,7 @@ from typing import Any
 from support.links.namespaces import Internet
 from support.swarms.live_swarms import BUNDLED
 
-LEAVES_WITHIN_S = 60.0
+LEAVES_WITHIN_S = 300.0
 CLIENT = f"""
 import asyncio, json, sys, time
 from molink import SamplingParams
@@ -25,7 +25,7 @@ async def main():
         while line := await asyncio.to_thread(sys.stdin.readline):
             prompt, tokens = json.loads(line)
             params = SamplingParams(max_new_tokens=tokens, temperature=0.0)
-            async for piece in swarm.stream_events(prompt, params=params, timeout_s=60, speculation="off"):
+            async for piece in swarm.stream_events(prompt, params=params, timeout_s=300, speculation="off"):
                 whole = piece.generation
                 hops = [hop.peer_id for hop in whole.circuit.hops] if whole else None
                 print(json.dumps([time.monotonic(), piece.token_ids, hops]), flush=True)
@@ -131,5 +131,5 @@ def reach_of(net: Internet, peer: HomePeer) -> dict[str, Any]:
     command = net.command(
         peer.name, sys.executable, "-m", "molink.peer", "status", "--json", "--state-dir", str(peer.folder)
     )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LEAVES_WITHIN_S, check=True)
     return dict(json.loads(done.stdout)["reach"])

@@ -14,7 +14,7 @@ from typing import Any, Self
 from support.links.namespaces import Internet
 
 TESTS = Path(__file__).parents[2]
-LINE_TIMEOUT_S = 60.0
+LINE_TIMEOUT_S = 600.0
 RELAY_PORT = 443
 NEAR, FAR = "203.0.113.10", "203.0.114.20"
 PUBLIC = ("open", "volunteer")

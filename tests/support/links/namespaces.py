@@ -43,7 +43,7 @@ def require_namespaces() -> None:
 
 def run(*command: str, text: str | None = None) -> None:
     """Runs a command, which must succeed."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
 

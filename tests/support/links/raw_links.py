@@ -16,7 +16,7 @@ from molink.peer.wire.link.dialling import LINK_METHOD
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import decode, expect
 
-TURNED_AWAY_WITHIN_S = 30.0
+TURNED_AWAY_WITHIN_S = 200.0
 
 
 def facts_of(client: AsyncSwarm, name: str = "whole") -> PeerFacts:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from support.links.data_plane import until
+from support.links.data_plane import DEADLINE_S, until
 from support.links.reach_ends import RelayedEnd
 
 from molink.dht.identity.identity import Identity
@@ -33,7 +33,6 @@ from molink.routing.latency.relayed_links import MOST_RELAYED_MBPS
 
 ECHOES = 20
 ECHO_BYTES = 4096
-PARTED_S = 10.0
 AFTER_S = 0.5
 """Of decode on the way that is left."""
 
@@ -89,7 +88,7 @@ def way_of(link: Link) -> str:
 async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    link = await end.end.links.to(facts, 5.0)
+    link = await end.end.links.to(facts, DEADLINE_S)
     usable_ms = (loop.time() - began_s) * 1000
     first_way, first_ms = way_of(link), await echo_ms(end, link) if asked.get("echoes", True) else None
     came: list[tuple[int, float]] = []
@@ -99,14 +98,14 @@ async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None
     if asked["parts"]:
         say(moved=moved_ms is not None)
         await asyncio.to_thread(sys.stdin.readline)
-        sent = await push(link, sent, lambda: way_of(link) == first_way, PARTED_S)
+        sent = await push(link, sent, lambda: way_of(link) == first_way, DEADLINE_S)
     if asked["forgets"]:
         say(sent=sent)
         await asyncio.to_thread(sys.stdin.readline)
         lost = link.connection
-        sent = await push(link, sent, lambda: link.connection is not lost, PARTED_S)
+        sent = await push(link, sent, lambda: link.connection is not lost, DEADLINE_S)
     sent = await push(link, sent, lambda: False, AFTER_S)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(DEADLINE_S):
         while len(came) < sent:  # noqa: ASYNC110 - frames tell nobody else
             await asyncio.sleep(0.01)
     coming.cancel()
@@ -184,7 +183,7 @@ async def echo_ms(end: RelayedEnd, link: Link) -> float:
     for _ in range(ECHOES):
         began_s = clock()
         link.post(pb.Activations(hidden_size=1), bytes(ECHO_BYTES), TrafficClass.DECODE)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(DEADLINE_S):
             await end.end.handler.frames.get()
         times.append((clock() - began_s) * 1000)
     return round(statistics.median(times), 2)

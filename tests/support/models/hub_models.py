@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.links.data_plane import DEADLINE_S
 from support.models.fake_hub import COMMIT, FakeHub, fake_hub, files_of
 
 from molink.shards.checkpoint.manifest import CONFIGURATION_FILES, Manifest
@@ -28,7 +29,7 @@ class HubSide:
     model_folder: Path
     """The model whole, as it lies at the hub."""
     folder: Path
-    patience: RetryPolicy = RetryPolicy(attempts=3, silence_s=10.0)  # noqa: RUF009 (a value)
+    patience: RetryPolicy = RetryPolicy(attempts=3, connect_s=DEADLINE_S, silence_s=DEADLINE_S)  # noqa: RUF009 (a value)
     pauses: list[float] = field(default_factory=list)
 
     def open_client(self, commit: str = COMMIT) -> HubClient:

@@ -97,6 +97,15 @@ async def ask(link: Link, request: pb.Request) -> pb.Response:
     return (await link.request(request, DEADLINE_S))[0]
 
 
+async def ask_until_ready(link: Link, request: pb.Request) -> pb.Response:
+    """The answer once what is asked for is ready, or refused: as a client does, asks again until then."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            response = await ask(link, request)
+            if response.readiness.ready or response.HasField("refusal"):
+                return response
+
+
 @asynccontextmanager
 async def copied_circuit(
     model: LocalModel,

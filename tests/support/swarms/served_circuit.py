@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from support.links.data_plane import DEADLINE_S, describe, soon
-from support.swarms.served_peer import Served, served
+from support.swarms.served_peer import PATIENT_LEASES, Served, once_ready, served
 
 from molink.peer.engine.guessing import GuessesOf
+from molink.peer.memory.lease_table import LeaseTimes
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
@@ -65,8 +66,7 @@ class ServedCircuit:
                 response, _ = await link.request(reserving, DEADLINE_S)
             assert response.HasField("reserved"), response
         for link in self.links:
-            asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
-            response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
+            response = await once_ready(link, descriptor)
             assert response.readiness.ready, response
             readiness = response.readiness
             self.held[session].append(readiness.held_tokens)
@@ -120,6 +120,7 @@ async def served_circuit(  # noqa: PLR0913 - what a test may say of a circuit, b
     settings: DataPlaneSettings = DataPlaneSettings(copies=True),  # noqa: B008 - it is frozen
     profile: Profile | None = None,
     guesses: GuessesOf | None = None,
+    lease_times: LeaseTimes = PATIENT_LEASES,
 ) -> AsyncIterator[ServedCircuit]:
     """Peers of which each holds the layers between two of the cuts; that profile is what they know of their times."""
     async with AsyncExitStack() as stack:
@@ -134,6 +135,7 @@ async def served_circuit(  # noqa: PLR0913 - what a test may say of a circuit, b
                     step_times=profile and StepTimes(profile),
                     settings=replace(settings, cut=cut),
                     guesses=guesses,
+                    lease_times=lease_times,
                 )
             )
             for span in spans

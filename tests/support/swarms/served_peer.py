@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.links.data_plane import DEADLINE_S, End, describe, facts_at, hop_of
+from support.links.data_plane import DEADLINE_S, PATIENT_LINKS, End, describe, facts_at, hop_of
 from support.models.circuit_runs import DEVICE
 from support.models.tiny_models import make_tiny_model
 
@@ -16,14 +16,17 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.compute.backend import DeviceBackend, StageEngine
 from molink.peer.engine.guessing import GuessesOf
 from molink.peer.engine.metrics import PeerMetrics
+from molink.peer.memory.lease_table import LeaseTimes
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
+from molink.peer.serving.timeouts import TIMEOUTS, ServingTimeouts
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.link_resources import LINK_TIMES
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
 from molink.shards.checkpoint import store
@@ -31,7 +34,9 @@ from molink.shards.spec import GUESSES, PENALTIES, ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
 NOBODY_ELSE = KnownSwarm()
-LEASE_TTL_S = 30.0
+PATIENT = ServingTimeouts(unreached_s=DEADLINE_S, silent_s=DEADLINE_S, whole_s=DEADLINE_S, prepared_s=3600.0)
+"""Nobody is given up because the machine is busy."""
+PATIENT_LEASES = LeaseTimes(ttl_s=3600.0, idle_s=3600.0, spared_s=3600.0, abandoned_s=3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +81,14 @@ class Served:
         asked = pb.Reserve(descriptor=descriptor, hop=hop, ready_within_ms=ready_within_ms)
         return await self._ask(pb.Request(reserve=asked))
 
-    async def ready(self, descriptor: pb.SessionDescriptor, wait_ms: int = 5000) -> pb.Response:
+    async def ready(self, descriptor: pb.SessionDescriptor) -> pb.Response:
+        """The peer's answer once the lease is ready or refused."""
+        return await once_ready(self.link, descriptor)
+
+    async def readiness(self, descriptor: pb.SessionDescriptor) -> pb.Response:
+        """The peer's answer now."""
         key = {"session": descriptor.session, "epoch": descriptor.epoch}
-        return await self._ask(pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=wait_ms)))
+        return await self._ask(pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=0)))
 
     async def release(self, descriptor: pb.SessionDescriptor) -> None:
         key = {"session": descriptor.session, "epoch": descriptor.epoch}
@@ -93,6 +103,16 @@ class Served:
 
     async def _ask(self, request: pb.Request) -> pb.Response:
         return (await self.link.request(request, DEADLINE_S))[0]
+
+
+async def once_ready(link: Link, descriptor: pb.SessionDescriptor) -> pb.Response:
+    """The answer of a peer once the lease is ready or refused: as its client does, asks again until then."""
+    asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
+            if response.readiness.ready or not response.HasField("readiness"):
+                return response
 
 
 def failures_told(peer: Served) -> asyncio.Queue[pb.Failed]:
@@ -118,14 +138,20 @@ async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
     settings: DataPlaneSettings = DataPlaneSettings(),  # noqa: B008 - it is frozen
     swarm: KnownSwarm = NOBODY_ELSE,
     guesses: GuessesOf | None = None,
+    lease_times: LeaseTimes = PATIENT_LEASES,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
-    space; and its client."""
+    space; and its client. With the product's own timeouts in its settings it has patient ones."""
     spec = model.spec
+    if settings.timeouts is TIMEOUTS:
+        settings = replace(settings, timeouts=PATIENT)
+    if settings.link_times is LINK_TIMES:
+        settings = replace(settings, link_times=PATIENT_LINKS)
     span = span if span is not None else spec.whole
     weights = spec.weight_bytes(span)
     kv_bytes = spec.kv_bytes(span, kv_tokens)
-    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes), ttl_s=LEASE_TTL_S)
+    memory = MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes)
+    leases = LeaseBook(spec, memory, times=lease_times)
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     backend, metrics = DeviceBackend(model, DEVICE), PeerMetrics()
@@ -138,7 +164,7 @@ async def served(  # noqa: PLR0913 - what a test may say of a peer, by name
         settings,
         swarm,
     )
-    async with serving, End(is_client=True) as client:
+    async with serving, End(is_client=True, times=PATIENT_LINKS) as client:
         facts = replace(
             facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
             activation_codecs=settings.activation_codecs,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.deadline import DEADLINE_S
 
 AT_IMPORT = """
 import importlib, os, sys
@@ -25,7 +26,7 @@ def at_import(module: str, **environment: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     command = [sys.executable, "-c", AT_IMPORT, module]
     done = subprocess.run(
-        command, env=inherited | environment, capture_output=True, text=True, timeout=60, check=True
+        command, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     return done.stdout.strip()
 
@@ -49,6 +50,6 @@ def test_what_the_environment_says_of_grpc_stands() -> None:
 def test_this_version_of_grpc_knows_what_it_is_told() -> None:
     program = "import molink.peer.wire.link, grpc, grpc.aio; grpc.insecure_channel('127.0.0.1:1').close()"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert "Unknown experiment" not in done.stderr

@@ -130,12 +130,11 @@ async def until_let_go(grudging: list[GrudgingEnd], count: int) -> None:
 def test_who_proves_itself_and_takes_no_welcome_counts_as_unproven_after_a_while(
     monkeypatch: pytest.MonkeyPatch, *, resumes: bool
 ) -> None:
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(acceptor_module, "inbound_limits", lambda _: InboundLimits(64, 2))
 
     @asynchronous
     async def run() -> None:
-        async with End() as end, AsyncExitStack() as stack:
+        async with End(proof_s=0.5) as end, AsyncExitStack() as stack:
             ends = [
                 await stack.enter_async_context(grudging_end(end, Identity.generate(), resumes=resumes))
                 for _ in range(6)
@@ -151,7 +150,6 @@ def test_who_proves_itself_and_takes_no_welcome_counts_as_unproven_after_a_while
 async def test_who_takes_no_welcome_is_let_go_of_as_soon_as_it_makes_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 10 * DEADLINE_S)
     monkeypatch.setattr(acceptor_module, "inbound_limits", lambda _: InboundLimits(64, 2))
     identity = Identity.generate()
     async with End() as end, AsyncExitStack() as stack:

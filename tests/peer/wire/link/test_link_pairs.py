@@ -4,19 +4,22 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 
 import grpc.aio
 import pytest
-from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, PATIENT_DIALS, End, asynchronous, soon, until
 
 from molink.peer.wire.link import acceptor as acceptor_module
-from molink.peer.wire.link import links as links_module
 from molink.peer.wire.link.acceptor import listen_address
 from molink.peer.wire.link.certificate import server_name
 from molink.peer.wire.link.dialled_connection import GrpcStream
 from molink.peer.wire.link.dialling import LINK_METHOD
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
+
+AT_ONCE = replace(PATIENT_DIALS, at_once_s=DEADLINE_S)
+"""However long a machine takes for two dials that begin at once, neither link is older."""
 
 
 def request() -> pb.Request:
@@ -41,7 +44,6 @@ async def stranger(end: End) -> AsyncIterator[GrpcStream]:
 async def test_strangers_that_prove_nothing_lock_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "MAX_LINKS", 3)
     monkeypatch.setattr(acceptor_module, "MAX_UNPROVEN", 3)
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 10 * DEADLINE_S)
     async with End() as end, End() as first, End() as second, AsyncExitStack() as stack:
         assert (await first.links.to(end.facts)).peer_id == end.peer_id
         calls = [await stack.enter_async_context(stranger(end)) for _ in range(5)]
@@ -64,7 +66,7 @@ async def dialled_both_ways(one: End, other: End) -> tuple[Link, Link]:
 
 @asynchronous
 async def test_of_two_links_both_ends_use_the_one_that_the_smaller_peer_id_dialled() -> None:
-    async with End() as a, End() as b:
+    async with End(times=AT_ONCE) as a, End(times=AT_ONCE) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         kept, spare = await dialled_both_ways(small, large)
         assert small.links.find(large.peer_id) is kept
@@ -76,9 +78,9 @@ async def test_of_two_links_both_ends_use_the_one_that_the_smaller_peer_id_diall
 
 
 @asynchronous
-async def test_the_spare_link_is_closed_when_nothing_travels_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "SPARE_QUIET_S", 0.05)
-    async with End() as a, End() as b:
+async def test_the_spare_link_is_closed_when_nothing_travels_on_it() -> None:
+    times = replace(AT_ONCE, spare_quiet_s=0.05)
+    async with End(times=times) as a, End(times=times) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         kept, spare = await dialled_both_ways(small, large)
         closed = await soon(large.handler.closed.get())
@@ -93,7 +95,7 @@ async def test_the_spare_link_is_closed_when_nothing_travels_on_it(monkeypatch: 
 
 @asynchronous
 async def test_a_spare_link_stays_while_frames_travel_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "SPARE_QUIET_S", 0.01)
+    times = replace(AT_ONCE, spare_quiet_s=0.01)
     travelling = iter([True] * 5)
     looks = 0
 
@@ -103,7 +105,7 @@ async def test_a_spare_link_stays_while_frames_travel_on_it(monkeypatch: pytest.
         return 0.0 if next(travelling, False) else 1.0
 
     monkeypatch.setattr(Link, "quiet_s", property(quiet_s))
-    async with End() as a, End() as b:
+    async with End(times=times) as a, End(times=times) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         await dialled_both_ways(small, large)
         assert (await soon(large.handler.closed.get()))[0] == small.peer_id
@@ -112,7 +114,7 @@ async def test_a_spare_link_stays_while_frames_travel_on_it(monkeypatch: pytest.
 
 @asynchronous
 async def test_when_the_link_in_use_breaks_the_spare_takes_its_place() -> None:
-    async with End() as a, End() as b:
+    async with End(times=AT_ONCE) as a, End(times=AT_ONCE) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         kept, spare = await dialled_both_ways(small, large)
         kept.close("for a test")
@@ -128,11 +130,9 @@ async def test_when_the_link_in_use_breaks_the_spare_takes_its_place() -> None:
 
 
 @asynchronous
-async def test_a_link_that_comes_later_is_used_because_the_other_end_has_lost_the_older(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(links_module, "AT_ONCE_S", 0.0)
-    async with End() as a, End() as b:
+async def test_a_link_that_comes_later_is_used_because_the_other_end_has_lost_the_older() -> None:
+    times = replace(PATIENT_DIALS, at_once_s=0.0)
+    async with End(times=times) as a, End(times=times) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         older = await small.links.to(large.facts)  # the one that would stay if both were dialled at once
         newer = await large.links._dial(small.facts)

@@ -1,6 +1,7 @@
 """Links between real ends on loopback sockets: who is let in, what travels, and how a link ends."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -13,7 +14,6 @@ from support.links.raw_end import ended, raw_call, raw_link, read
 from molink.dht.errors import PortInUse
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.peer.wire.link import acceptor as acceptor_module
 from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link import requests as requests_module
 from molink.peer.wire.link.acceptor import Acceptor
@@ -229,12 +229,16 @@ async def test_a_private_swarm_is_closed_to_strangers_and_tells_them_why() -> No
 
 
 @asynchronous
-async def test_who_does_not_prove_itself_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 0.1)
-    async with End() as end, raw_call(end) as call:
-        await read(call)
-        assert await soon(call.code()) is grpc.StatusCode.UNAUTHENTICATED
-        assert "in time" in await call.details()
+async def test_who_does_not_prove_itself_in_time_is_sent_away() -> None:
+    async with End(proof_s=0.5) as end:
+        is_asked = False
+        while not is_asked:  # a machine may be too busy to ask in time
+            async with raw_call(end) as call:
+                with suppress(grpc.aio.AioRpcError):
+                    is_asked = isinstance(await soon(call.read()), bytes)
+                if is_asked:
+                    assert await ended(call) is grpc.StatusCode.UNAUTHENTICATED
+                    assert "in time" in await call.details()
         assert end.links.all() == ()
 
 
@@ -380,11 +384,11 @@ async def test_two_that_dial_each_other_can_both_talk() -> None:
 
 @asynchronous
 async def test_an_end_that_falls_silent_is_declared_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "TICK_S", 0.05)
-    monkeypatch.setattr(keepalive, "BUSY_LOST_AFTER_S", 0.2)
+    """When that is so is a keep-alive's to say, whose tests have a clock of their own."""
     async with End() as end, raw_link(end) as raw:
         link = end.links.find(raw.peer_id)
         assert link is not None
+        monkeypatch.setattr(keepalive.KeepAlive, "tick", lambda *_, **__: keepalive.KeepAliveAction.LOST)
         with pytest.raises(LinkError, match="nothing heard for"):
             await link.request(request(), DEADLINE_S)
         closed, reason = await soon(end.handler.closed.get())

@@ -3,12 +3,11 @@
 import asyncio
 
 import pytest
-from support.links.data_plane import asynchronous, soon
+from support.links.data_plane import DEADLINE_S, asynchronous, soon
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
-from molink.peer.wire.link import dialled_connection
 from molink.peer.wire.link.dialled_connection import DialledConnection, GrpcStream, Knock, ProofTurn
 from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -37,10 +36,10 @@ class Knocks:
         self.given: asyncio.Queue[asyncio.Future[pb.Welcome]] = asyncio.Queue()
         """What answers the proofs, in the order in which they are given."""
 
-    def one(self) -> tuple[Knock, Channel]:
+    def one(self, took_s: float = 0.0) -> tuple[Knock, Channel]:
         channel = Channel()
         connection = DialledConnection(channel, channel)  # type: ignore[arg-type]
-        return Knock(connection, FACTS, pb.Challenge(), self._prove, 0.0), channel
+        return Knock(connection, FACTS, pb.Challenge(), self._prove, took_s, DEADLINE_S), channel
 
     async def _prove(self, *_: GrpcStream | PeerFacts | pb.Challenge | pb.Proof) -> pb.Welcome:
         answer: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
@@ -50,7 +49,7 @@ class Knocks:
 
 @asynchronous
 async def test_while_one_proof_is_on_its_way_no_other_is_given_and_after_its_welcome_none() -> None:
-    turn, knocks = ProofTurn(), Knocks()
+    turn, knocks = ProofTurn(DEADLINE_S), Knocks()
     (first, used), (second, left) = knocks.one(), knocks.one()
     resuming, waiting = (asyncio.create_task(turn.finish(knock, ASKED)) for knock in (first, second))
     answer = await soon(knocks.given.get())
@@ -66,18 +65,15 @@ async def test_while_one_proof_is_on_its_way_no_other_is_given_and_after_its_wel
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_proof_that_is_refused_or_not_answered_makes_room_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, *, refused: bool
-) -> None:
-    monkeypatch.setattr(dialled_connection, "LEAST_PROOF_S", 3600.0 if refused else 0.01)
+def test_a_proof_that_is_refused_or_not_answered_makes_room_for_the_next(*, refused: bool) -> None:
+    """Who does not answer is given as long as the challenge took."""
 
     @asynchronous
     async def run() -> None:
-        turn, knocks = ProofTurn(), Knocks()
-        (first, left), (second, used) = knocks.one(), knocks.one()
+        turn, knocks = ProofTurn(0.0), Knocks()
+        (first, left), (second, used) = knocks.one(3600.0 if refused else 0.01), knocks.one(3600.0)
         failing = asyncio.create_task(turn.finish(first, ASKED))
         answer = await soon(knocks.given.get())
-        monkeypatch.setattr(dialled_connection, "LEAST_PROOF_S", 3600.0)
         resuming = asyncio.create_task(turn.finish(second, ASKED))
         if refused:
             answer.set_exception(asyncio.InvalidStateError)

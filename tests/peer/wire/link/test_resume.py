@@ -9,13 +9,13 @@ from dataclasses import replace
 import grpc
 import pytest
 from support.links.cutting_proxy import CuttingProxy
-from support.links.data_plane import DEADLINE_S, End, asynchronous, soon, until
+from support.links.data_plane import DEADLINE_S, PATIENT_LINKS, End, asynchronous, soon, until
 from support.links.delaying_relay import DelayingRelay
 from support.links.raw_end import LINK_ID, ended, proven, raw_call, raw_link
 
 from molink.dht.identity.identity import Identity
-from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.link_resources import LINK_TIMES, LinkTimes
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.frames import encode, expect
@@ -30,10 +30,16 @@ ROUND_TRIPS = 3
 CLASSES = list(TrafficClass)
 
 
+PATIENT = replace(PATIENT_LINKS, resume_s=DEADLINE_S)
+"""A link waits for its next connection for as long as a busy machine takes."""
+
+
 @asynccontextmanager
-async def linked(proxy: CuttingProxy) -> AsyncIterator[tuple[End, End, Link, Link]]:
+async def linked(
+    proxy: CuttingProxy, times: LinkTimes = PATIENT
+) -> AsyncIterator[tuple[End, End, Link, Link]]:
     """Two ends, and the link between them at either, through the proxy."""
-    async with End(http_proxy=proxy.url) as a, End() as b:
+    async with End(http_proxy=proxy.url, times=times) as a, End(times=times) as b:
         there = await a.links.to(b.facts)
         yield a, b, there, await b.linked(a.peer_id)
 
@@ -63,13 +69,6 @@ async def take_all(end: End) -> list[tuple[TrafficClass, int, bytes]]:
     return taken
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link waits for its next connection for as long as a busy machine takes."""
-    monkeypatch.setattr(link_module, "RESUME_WAIT_S", DEADLINE_S)
-
-
-@pytest.mark.usefixtures("patient")
 @asynchronous
 async def test_whatever_breaks_each_message_arrives_once_and_in_the_order_of_its_class() -> None:
     rng = random.Random(5)
@@ -107,7 +106,6 @@ async def test_whatever_breaks_each_message_arrives_once_and_in_the_order_of_its
         assert b.links.find(a.peer_id) is back
 
 
-@pytest.mark.usefixtures("patient")
 @asynchronous
 async def test_a_request_whose_connection_breaks_is_answered_over_the_next() -> None:
     async with CuttingProxy() as proxy, linked(proxy) as (_, b, there, _):
@@ -128,13 +126,16 @@ async def test_a_request_whose_connection_breaks_is_answered_over_the_next() -> 
         assert len(proxy.targets) == 2
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_link_over_two_slow_addresses_is_resumed_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other address is dialled while the proof over the first one is on its way: it must not take the link."""
 
     @asynchronous
     async def run() -> None:
-        async with CuttingProxy() as proxy, End(http_proxy=proxy.url) as a, End() as b:
+        async with (
+            CuttingProxy() as proxy,
+            End(http_proxy=proxy.url, times=PATIENT) as a,
+            End(times=PATIENT) as b,
+        ):
             port = int(b.facts.grpc_addresses[0].rpartition(":")[2])
             async with DelayingRelay(port) as one, DelayingRelay(port) as two:
                 addresses = tuple(f"127.0.0.1:{slow.port}" for slow in (one, two))
@@ -173,7 +174,6 @@ def test_a_link_over_two_slow_addresses_is_resumed_once_and_stays(monkeypatch: p
     run()
 
 
-@pytest.mark.usefixtures("patient")
 @asynchronous
 async def test_what_is_posted_without_a_connection_waits_for_the_next() -> None:
     async with CuttingProxy() as proxy, linked(proxy) as (a, b, there, back):
@@ -189,7 +189,7 @@ async def test_what_is_posted_without_a_connection_waits_for_the_next() -> None:
 
 @asynchronous
 async def test_a_link_that_cannot_be_resumed_is_lost_at_both_ends() -> None:
-    async with CuttingProxy() as proxy, linked(proxy) as (a, b, there, back):
+    async with CuttingProxy() as proxy, linked(proxy, LINK_TIMES) as (a, b, there, back):
         proxy.refuses = True
         proxy.cut()
         assert (await soon(a.handler.closed.get()))[0] == b.peer_id
@@ -200,11 +200,9 @@ async def test_a_link_that_cannot_be_resumed_is_lost_at_both_ends() -> None:
 
 
 @asynchronous
-async def test_a_link_is_lost_at_once_when_nobody_listens_at_the_other_end_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(link_module, "RESUME_WAIT_S", 10 * DEADLINE_S)
-    async with End() as a, End() as b:
+async def test_a_link_is_lost_at_once_when_nobody_listens_at_the_other_end_any_more() -> None:
+    times = replace(PATIENT, resume_s=10 * DEADLINE_S)
+    async with End(times=times) as a, End(times=times) as b:
         async with DelayingRelay(int(b.facts.grpc_addresses[0].rsplit(":", 1)[1])) as relay:
             await a.links.to(replace(b.facts, grpc_addresses=(f"127.0.0.1:{relay.port}",)))
         peer_id, reason = await soon(a.handler.closed.get())
@@ -328,7 +326,7 @@ async def test_a_connection_that_swallows_everything_without_a_word_is_replaced_
 
 @asynchronous
 async def test_a_link_whose_connection_swallows_everything_and_that_cannot_be_dialled_again_is_lost() -> None:
-    async with CuttingProxy() as proxy, linked(proxy) as (a, b, there, _):
+    async with CuttingProxy() as proxy, linked(proxy, LINK_TIMES) as (a, b, there, _):
         proxy.refuses = True
         proxy.mute()
         there.post(pb.Activations(hidden_size=1), b"", TrafficClass.DECODE)
