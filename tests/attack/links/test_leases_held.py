@@ -32,7 +32,7 @@ async def ask(link: Link, descriptor: pb.SessionDescriptor) -> pb.Response:
 
 
 async def renew(link: Link, descriptor: pb.SessionDescriptor) -> pb.Response:
-    asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
+    asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=30_000)
     return (await link.request(pb.Request(await_ready=asked), DEADLINE_S))[0]
 
 
@@ -62,13 +62,13 @@ async def test_two_clients_that_ask_for_all_sessions_leave_some_to_newcomers(mod
 async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_so(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_table, "IDLE_S", 0.5)
     monkeypatch.setattr(admission, "EXPIRY_CHECK_S", 0.05)
     async with served(model) as peer:
         failures = failures_told(peer)
         asked = peer.alone()
         assert (await peer.reserve(asked)).HasField("reserved")
         assert (await peer.ready(asked)).readiness.ready
+        monkeypatch.setattr(lease_table, "IDLE_S", 0.5)
         while failures.empty():
             peer.link.post(pb.Request(id=0, await_ready=pb.AwaitReady(session=asked.session, epoch=1)))
             await asyncio.sleep(0)
