@@ -96,6 +96,6 @@ def test_the_example_of_routing_as_a_library_runs() -> None:
         code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CircuitProblem" in code
     )
     answer = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=180, check=False
     )
     assert "tpot_ms=" in answer.stdout, answer.stderr

@@ -61,7 +61,7 @@ def loaded_by(statement: str, where: Path) -> list[str]:
     """The modules that are loaded after `statement`, in a fresh interpreter."""
     script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=where, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=where, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     return [str(name) for name in json.loads(done.stdout)]

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     for name in filter(None, listed.stdout.split("\0")):
         source, copy = ROOT / name, folder / "source" / name
@@ -124,7 +124,7 @@ def test_it_works_from_anywhere_without_the_repository(wheel: zipfile.ZipFile, t
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -117,13 +117,15 @@ class TableService:
         timeout_s: float,
         host_of: Callable[[str], str],
         is_member: Callable[[str], bool],
+        limits: ConnectionLimits = LIMITS,
     ) -> None:
-        """`host_of`: the IP address of a connected peer."""
+        """`host_of`: the IP address of a connected peer. `limits` of callers."""
         self._membership = membership
         self._traffic = traffic
         self._timeout_s = timeout_s
         self._host_of = host_of
-        self._limiter = ConnectionLimiter(LIMITS, is_member)
+        self._limits = limits
+        self._limiter = ConnectionLimiter(limits, is_member)
         self._callers: dict[int, trio.CancelScope] = {}
         self._allowances = TableAllowances()
         self._counted, self._counted_s = 0, -COUNT_EVERY_S
@@ -146,7 +148,7 @@ class TableService:
 
     async def _answer(self, stream: CompressedStream, caller: int) -> bool:
         """Whether all has been sent."""
-        with trio.move_on_after(LIMITS.proof_s) as asking:
+        with trio.move_on_after(self._limits.proof_s) as asking:
             request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
         if asking.cancelled_caught:
             return False
@@ -165,7 +167,7 @@ class TableService:
         return not answering.cancelled_caught
 
     async def _lose_patience(self, caller: int) -> None:
-        await trio.sleep(LIMITS.idle_s)
+        await trio.sleep(self._limits.idle_s)
         self._limiter.mark_idle(caller, trio.current_time())
 
     async def _send(self, stream: CompressedStream, request: pb.TableRequest) -> None:

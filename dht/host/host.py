@@ -32,10 +32,11 @@ from molink.dht.host.libp2p_hardening import (
     resource_manager,
 )
 from molink.dht.host.libp2p_limits import YAMUX, BoundedYamux, SoundNoise
-from molink.dht.host.listener import GuardedListener
+from molink.dht.host.listener import LIMITS, GuardedListener
 from molink.dht.identity.addresses import PeerAddress, multiaddress
 from molink.dht.identity.identity import Identity, public_key_of
 from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.membership.door import ConnectionLimits
 from molink.dht.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
@@ -214,9 +215,10 @@ async def open_host(
     listen: Listen | None,
     swarm_key: SwarmKey | None,
     is_member: Callable[[str], bool] | None = None,
+    limits: ConnectionLimits = LIMITS,
 ) -> AsyncIterator[Host]:
     """A running host. `listen` None: it accepts nobody. `is_member`: whether a peer id is known to be of the swarm; by
-    default all are strangers.
+    default all are strangers. `limits` of those who dial it.
 
     Raises:
         PortInUse: the port is taken.
@@ -227,7 +229,7 @@ async def open_host(
     if listen is not None:
         require_free(listen.host, listen.port)
     key_pair = create_new_key_pair(identity.private_bytes())
-    guarded = GuardedListener(is_member or _nobody, RefusalLog(logger))
+    guarded = GuardedListener(is_member or _nobody, RefusalLog(logger), limits)
     host = new_host(
         key_pair=key_pair,
         sec_opt={NOISE: SoundNoise(key_pair, guarded.turn)},

@@ -92,8 +92,10 @@ class HandshakeQueue:
 class GuardedListener:
     """Guarded listener of one host: the connections that others have opened. To be used in its trio thread."""
 
-    def __init__(self, is_member: Callable[[str], bool], refusals: RefusalLog) -> None:
-        self._limiter = ConnectionLimiter(LIMITS, is_member)
+    def __init__(
+        self, is_member: Callable[[str], bool], refusals: RefusalLog, limits: ConnectionLimits = LIMITS
+    ) -> None:
+        self._limiter = ConnectionLimiter(limits, is_member)
         self._handshakes = HandshakeQueue()
         self._refusals = refusals
         self._sockets: dict[int, tuple[trio.socket.SocketType, str]] = {}

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import trio
 
 from molink.dht.errors import BootstrapUnreachable
+from molink.dht.gossip import table
 from molink.dht.gossip.sequences import DurableState
 from molink.dht.gossip.table_reader import TableReader, nothing
+from molink.dht.host import listener
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, Host, Listen, peer_id_in
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.membership.door import ConnectionLimits
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming
 from molink.dht.records.records import PeerFacts
 
@@ -67,6 +70,9 @@ class NetworkSettings:
     durable: DurableState | None = None
     fallback: Fallback = NO_FALLBACK
     over_relays: AnswersOverRelays = nobody_relays
+    connections: ConnectionLimits = listener.LIMITS
+    """Limits of those who dial it."""
+    table_callers: ConnectionLimits = table.LIMITS
 
 
 class Joining:

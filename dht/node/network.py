@@ -52,7 +52,9 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
     timing = settings.timing
 
     async with (
-        open_host(settings.identity, settings.listen, settings.swarm_key, membership.knows) as host,
+        open_host(
+            settings.identity, settings.listen, settings.swarm_key, membership.knows, settings.connections
+        ) as host,
         trio.open_nursery() as nursery,
     ):
         traffic, refusals = TrafficCounters(), RefusalLog(logger)
@@ -76,6 +78,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 timeout_s=timing.table_timeout_s,
                 host_of=host.host_of,
                 is_member=membership.knows,
+                limits=settings.table_callers,
             )
             _serve(host, gossip, tables)
         await Joining(host, timing, reader, membership.living, links.open).join(

@@ -111,7 +111,7 @@ class Attacks:
             alive = [asyncio.create_task(link.keep_alive()) for link in links]
             try:
                 await asyncio.gather(*map(attack, links))
-                await asyncio.sleep(MOST_AT_ONCE_S / 2)
+                await asyncio.sleep(least_s=MOST_AT_ONCE_S / 2)
             finally:
                 for task in alive:
                     task.cancel()
@@ -138,7 +138,7 @@ class Attacks:
         await flood(self._client, 4, MOST_AT_ONCE_S / 4)
 
     async def forged_acknowledgements(self) -> None:
-        await forge(self._facts, self._chance.choice(list(LIES.values())), MOST_AT_ONCE_S / 2)
+        await forge(self._facts, self._chance.choice(list(LIES.values())), least_s=MOST_AT_ONCE_S / 2)
 
     async def addresses_that_nobody_can_dial(self) -> None:
         async with lying_plane(*self._swarm.addresses[:2], model=self._facts.model) as liar:

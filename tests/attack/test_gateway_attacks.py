@@ -22,7 +22,7 @@ from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROMPT = "ROMEO:"
 TOKENS = 8
 LONG = {"model": BUNDLED, "prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -231,8 +231,8 @@ async def test_a_template_that_loops_fails_its_own_requests_and_keeps_no_gateway
         answer = await asyncio.wait_for(chats[0], DEADLINE_S)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
         assert "did not end within 5 s" in answer.text
-        async with asyncio.timeout(2.0):  # the other loops still run
-            assert (await http.get("/healthz")).status_code == 200
+        assert (await http.get("/healthz")).status_code == 200
+        assert not all(chat.done() for chat in chats), "the other loops still run"
         assert gateway.process_id is not None
         workers = psutil.Process(gateway.process_id).children(recursive=True)
         assert workers

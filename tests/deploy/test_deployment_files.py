@@ -119,7 +119,7 @@ def test_a_command_line_that_is_wrong_would_be_noticed(words: list[str]) -> None
 def test_the_compose_file_is_valid() -> None:
     checked = subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout
 
@@ -193,6 +193,6 @@ def test_what_the_image_installs_and_names_there_is() -> None:
 def test_the_script_for_rented_containers_is_clean() -> None:
     checked = subprocess.run(
         [Path(sys.executable).with_name("shellcheck"), "--severity=style", FOLDER / "rented/join.sh"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout

@@ -27,7 +27,7 @@ def run(program: str, package: str, *arguments: str | Path, said: str = "", **en
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

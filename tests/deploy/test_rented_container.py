@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "docs/deploy/rented/join.sh"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PEER = """#!/bin/sh
 echo "$@" >> "$MOLINK_HOME/calls"
 echo "$MOLINK_STATE_DIR $MOLINK_STORE_DIR $MOLINK_INITIAL_PEERS" > "$MOLINK_HOME/environment"

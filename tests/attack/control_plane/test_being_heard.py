@@ -33,7 +33,7 @@ from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerLoss
 from molink.peer.state_dir import StateDir
 
-HEARD_WITHIN_S = 30.0
+HEARD_WITHIN_S = 120.0
 UNDIALLABLE = ("/foo", "/ip4/127.0.0.1/tcp/99999", "/ip4/1.2.3.4.5/tcp/1", "/dns/x/tcp/-1", "/unix/tmp/x", "")
 EIGHT_WEEKS_MS = 8 * 7 * 86_400_000
 
@@ -66,9 +66,9 @@ async def test_addresses_that_nobody_can_dial_end_no_control_plane() -> None:
     async with contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(honest())
         planes = [first]
-        planes += [await stack.enter_async_context(honest(*first.addresses)) for _ in range(3)]
+        planes += [await stack.enter_async_context(honest(*first.addresses)) for _ in range(2)]
         async with contextlib.AsyncExitStack() as leavers:
-            leaving = [await leavers.enter_async_context(honest(*first.addresses)) for _ in range(2)]
+            leaving = [await leavers.enter_async_context(honest(*first.addresses))]
             liar = await stack.enter_async_context(honest(*first.addresses))
             await until(planes[-1], lambda seen: ids((*planes, *leaving, liar)) <= seen)
             lies = [
@@ -176,7 +176,7 @@ async def test_old_records_are_not_alive_because_a_stranger_calls_them_new() -> 
             initial_peers=liar.addresses,
             timing=QUICK,
             listen=None,
-            fallback=Fallback(wait_s=30.0),
+            fallback=Fallback(wait_s=HEARD_WITHIN_S),
         ) as client:
             await until(client, lambda seen: ids((ada, bob, liar)) <= seen)
             await client.refresh()
@@ -198,7 +198,10 @@ async def test_who_starts_before_its_initial_peer_waits_and_says_so() -> None:
         loop.call_soon_threadsafe(waiting.set)
 
     early = Discovery(
-        Identity.generate(), initial_peers=(address,), timing=QUICK, fallback=Fallback((), 60.0, report)
+        Identity.generate(),
+        initial_peers=(address,),
+        timing=QUICK,
+        fallback=Fallback((), HEARD_WITHIN_S, report),
     )
     entering = asyncio.create_task(early.__aenter__())
     async with asyncio.timeout(HEARD_WITHIN_S):

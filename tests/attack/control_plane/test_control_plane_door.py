@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from libp2p.network.connection.exceptions import RawConnError
 from support.attackers.control_plane_attack import (
     DATA,
     ED25519,
+    PATIENCE_S,
+    PATIENT,
+    PATIENT_TABLE,
     SYN,
     WINDOW,
     Claim,
@@ -33,7 +37,6 @@ from support.attackers.control_plane_attack import (
     victim,
 )
 
-from molink.dht.gossip import table
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.host import libp2p_limits, listener
 from molink.dht.host.framing import StreamEndedError
@@ -48,12 +51,16 @@ MIB = 2**20
 EIGHT_GIB = 2**33
 
 
-def under_attack(attack: Callable[[Network], Awaitable[None]], limit_s: float = 60.0) -> None:
+def under_attack(
+    attack: Callable[[Network], Awaitable[None]],
+    connections: ConnectionLimits = PATIENT,
+    table_callers: ConnectionLimits = PATIENT_TABLE,
+) -> None:
     """The attack on a peer; afterwards the peer serves a newcomer as before."""
 
     async def scenario() -> None:
-        with trio.fail_after(limit_s):
-            async with victim(ADA) as network:
+        with trio.fail_after(2 * PATIENCE_S):
+            async with victim(ADA, connections, table_callers) as network:
                 await attack(network)
                 await newcomer_finds(network.host.addresses[0])
 
@@ -67,7 +74,7 @@ def test_no_length_is_believed_before_anybody_is_proven() -> None:
                 await stream.send_all(delimited("/multistream/1.0.0") + varint(EIGHT_GIB))
                 assert await pour(stream, 150 * MIB) < 16 * MIB
 
-        with memory_within(32 * MIB):
+        with memory_within(64 * MIB):
             async with trio.open_nursery() as nursery:
                 for _ in range(8):
                     nursery.start_soon(lie)
@@ -87,10 +94,12 @@ def test_no_length_is_believed_of_who_is_dialled() -> None:
             [liar] = await nursery.start(functools.partial(trio.serve_tcp, lie, 0, host="127.0.0.1"))
             port = liar.socket.getsockname()[1]
             async with open_host(Identity.generate(), None, None) as client:
-                with memory_within(32 * MIB):
+                with memory_within(64 * MIB):
                     for _ in range(8):
                         with pytest.raises(DialError, match="does not answer as a peer"):
-                            await client.dial(f"/ip4/127.0.0.1/tcp/{port}/p2p/{ADA.peer_id}", timeout_s=10)
+                            await client.dial(
+                                f"/ip4/127.0.0.1/tcp/{port}/p2p/{ADA.peer_id}", timeout_s=PATIENCE_S
+                            )
             nursery.cancel_scope.cancel()
 
     trio.run(scenario)
@@ -135,7 +144,7 @@ def test_who_sends_more_than_its_window_holds_is_hung_up_on() -> None:
         body = bytes(60_000)
         async with proven(network.host.addresses[0], Claim.honest()) as muxed:
             await muxed.frame(WINDOW, SYN, 1, 0)
-            with memory_within(32 * MIB), contextlib.suppress(ConnectionClosedError, RawConnError):
+            with contextlib.suppress(ConnectionClosedError, RawConnError):
                 for _ in range(1000):
                     await muxed.frame(DATA, 0, 1, len(body), body)
                 raise AssertionError("60 MB have been taken that nobody reads")
@@ -173,9 +182,7 @@ def test_silent_connections_keep_nobody_out() -> None:
     under_attack(attack)
 
 
-def test_idle_identities_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=8.0, idle_s=60.0))
-
+def test_idle_identities_keep_nobody_out() -> None:
     async def attack(network: Network) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(30):
@@ -183,7 +190,7 @@ def test_idle_identities_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> Non
             await newcomer_finds(network.host.addresses[0])
             assert network.host.connections <= 20
 
-    under_attack(attack)
+    under_attack(attack, replace(PATIENT, unproven=8, proven=20, of_network=16))
 
 
 def test_one_identity_has_four_connections() -> None:
@@ -192,27 +199,32 @@ def test_one_identity_has_four_connections() -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(12):
                 await stack.enter_async_context(proven(network.host.addresses[0], claim))
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 while network.host.connections > listener.LIMITS.of_identity:  # noqa: ASYNC110 nothing to wait on
                     await trio.sleep(0.05)
 
     under_attack(attack)
 
 
-def test_who_does_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=2.0, idle_s=2.0))
-
-    async def attack(network: Network) -> None:
-        async with (
-            proven(network.host.addresses[0], Claim.honest()) as muxed,
-            await dialled(network.host.addresses[0]) as silent,
-        ):
-            with trio.fail_after(10):
-                await muxed.until_hung_up()
+def test_who_says_nothing_is_hung_up_on() -> None:
+    async def scenario() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with (
+                victim(ADA, replace(PATIENT, proof_s=0.5)) as network,
+                await dialled(network.host.addresses[0]) as silent,
+            ):
                 while await silent.receive_some(100):
                     pass
 
-    under_attack(attack)
+    trio.run(scenario)
+
+
+def test_who_does_nothing_is_hung_up_on() -> None:
+    async def attack(network: Network) -> None:
+        async with proven(network.host.addresses[0], Claim.honest()) as muxed:
+            await muxed.until_hung_up()
+
+    under_attack(attack, replace(PATIENT, idle_s=2.0))
 
 
 def test_a_connection_that_cannot_be_accepted_does_not_end_accepting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +238,12 @@ def test_a_connection_that_cannot_be_accepted_does_not_end_accepting(monkeypatch
             raise OSError(failures.pop(), "no")
         return await real(listening)
 
-    monkeypatch.setattr(listener, "_PAUSE_S", 0.01)
     monkeypatch.setattr(kind, "accept", failing)
 
     async def attack(network: Network) -> None:
         while failures:
             (await dialled(network.host.addresses[0])).socket.close()
-            await trio.sleep(0.01)
+            await trio.sleep(0.05)
 
     under_attack(attack)
 
@@ -257,7 +268,7 @@ def test_a_peer_without_file_descriptors_goes_on() -> None:
                 stack.callback(stream.socket.close)
             for _ in range(3):
                 async with open_host(Identity.generate(), None, None) as newcomer:
-                    peer_id = await newcomer.dial(address, timeout_s=20)
+                    peer_id = await newcomer.dial(address, timeout_s=PATIENCE_S)
                     assert peer_id in await table_of(newcomer, peer_id)
 
     trio.run(scenario)
@@ -266,16 +277,27 @@ def test_a_peer_without_file_descriptors_goes_on() -> None:
 def test_silent_table_streams_keep_nobody_from_the_table() -> None:
     async def attack(network: Network) -> None:
         async with open_host(Identity.generate(), None, None) as silent:
-            peer_id = await silent.dial(network.host.addresses[0], timeout_s=30)
-            streams = [await silent.open_stream(peer_id, TABLE, timeout_s=30) for _ in range(8)]
+            peer_id = await silent.dial(network.host.addresses[0], timeout_s=PATIENCE_S)
+            for _ in range(8):
+                await silent.open_stream(peer_id, TABLE, timeout_s=PATIENCE_S)
             await newcomer_finds(network.host.addresses[0])
-            with trio.fail_after(table.LIMITS.proof_s + 3.0):
-                for stream in streams:
-                    with pytest.raises(StreamEndedError):
-                        await stream.receive(10)
-            assert peer_id in await table_of(silent, peer_id)
 
     under_attack(attack)
+
+
+def test_a_stream_that_asks_the_table_nothing_is_ended() -> None:
+    async def scenario() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with (
+                victim(ADA, table_callers=replace(PATIENT_TABLE, proof_s=0.5)) as network,
+                open_host(Identity.generate(), None, None) as silent,
+            ):
+                peer_id = await silent.dial(network.host.addresses[0], timeout_s=PATIENCE_S)
+                stream = await silent.open_stream(peer_id, TABLE, timeout_s=PATIENCE_S)
+                with pytest.raises(StreamEndedError):
+                    await stream.receive(10)
+
+    trio.run(scenario)
 
 
 HOSTILE_ADDRESSES = [
@@ -337,7 +359,7 @@ def test_a_peer_is_reached_by_its_name(kind: str, monkeypatch: pytest.MonkeyPatc
         port = network.host.addresses[0].split("/")[4]
         async with open_host(Identity.generate(), None, None) as other:
             address = f"/{kind}/peer.example.org/tcp/{port}/p2p/{ADA.peer_id}"
-            assert await other.dial(address, timeout_s=30) == ADA.peer_id
+            assert await other.dial(address, timeout_s=PATIENCE_S) == ADA.peer_id
 
     under_attack(attack)
 
@@ -347,10 +369,12 @@ def test_a_dial_that_fails_says_why_in_words_for_its_user() -> None:
         host, port = "127.0.0.1", network.host.addresses[0].split("/")[4]
         async with open_host(Identity.generate(), None, None) as other:
             with pytest.raises(DialError, match="another one than the address says"):
-                await other.dial(f"/ip4/{host}/tcp/{port}/p2p/{Identity.generate().peer_id}", timeout_s=5)
+                await other.dial(
+                    f"/ip4/{host}/tcp/{port}/p2p/{Identity.generate().peer_id}", timeout_s=PATIENCE_S
+                )
             with pytest.raises(DialError, match=r"[Rr]efused"):
-                await other.dial(f"/ip4/{host}/tcp/1/p2p/{ADA.peer_id}", timeout_s=5)
+                await other.dial(f"/ip4/{host}/tcp/1/p2p/{ADA.peer_id}", timeout_s=PATIENCE_S)
             with pytest.raises(DialError, match=r"no host named nowhere\.invalid"):
-                await other.dial(f"/dns/nowhere.invalid/tcp/1/p2p/{ADA.peer_id}", timeout_s=5)
+                await other.dial(f"/dns/nowhere.invalid/tcp/1/p2p/{ADA.peer_id}", timeout_s=PATIENCE_S)
 
     under_attack(attack)

@@ -9,6 +9,7 @@ import pytest
 import trio
 from support.attackers.bystander import Bystander, bystander
 from support.attackers.control_plane_attack import (
+    PATIENCE_S,
     Claim,
     delimited,
     dialled,
@@ -44,7 +45,7 @@ class Strangers:
         enough = honest.generations + ENOUGH_GENERATIONS
         raging = asyncio.create_task(asyncio.to_thread(trio.run, attack, self))
         try:
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(PATIENCE_S):
                 while honest.generations < enough:  # noqa: ASYNC110 nothing to wait on
                     await asyncio.sleep(0.05)
         finally:
@@ -89,12 +90,12 @@ def crowds(*, silent: int, idle: int, liars: int) -> Callable[[Strangers], Await
                     await stack.enter_async_context(proven(address, Claim.honest()))
             for _ in range(silent):
                 stack.callback((await dialled(address)).socket.close)
-            peer_id = await host.dial(address, timeout_s=10)
+            peer_id = await host.dial(address, timeout_s=PATIENCE_S)
             for _ in range(8):
-                await host.open_stream(peer_id, TABLE, timeout_s=10)
-            await newcomer_finds(address, timeout_s=15)
+                await host.open_stream(peer_id, TABLE, timeout_s=PATIENCE_S)
+            await newcomer_finds(address)
             await strangers.until_over()
-            await newcomer_finds(address, timeout_s=15)
+            await newcomer_finds(address)
 
     return attack
 

@@ -35,7 +35,7 @@ from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerLoss
 
 ADA, MALLORY = Identity.generate(), Identity.generate()
-STEP_S = 60.0
+STEP_S = 120.0
 
 
 class Besieged:
@@ -70,7 +70,7 @@ class Besieged:
         trio.from_thread.run(limited, trio_token=self._token)
 
     async def newcomer_finds(self) -> None:
-        await newcomer_finds(self.network.host.addresses[0], timeout_s=30.0)
+        await newcomer_finds(self.network.host.addresses[0], timeout_s=STEP_S)
 
     async def _main(self) -> None:
         try:
@@ -222,8 +222,8 @@ class Siege(RuleBasedStateMachine):
     def _speak(self, protocol: str, pieces: list[bytes], error: int, end: str) -> None:
         async def step(besieged: Besieged) -> None:
             with contextlib.suppress(ConnectionError):
-                peer_id = await besieged.mallory.dial(besieged.network.host.addresses[0], timeout_s=30)
-                stream = await besieged.mallory.open_stream(peer_id, protocol, timeout_s=30)
+                peer_id = await besieged.mallory.dial(besieged.network.host.addresses[0], timeout_s=STEP_S)
+                stream = await besieged.mallory.open_stream(peer_id, protocol, timeout_s=STEP_S)
                 with contextlib.suppress(Exception):  # it may be reset while this is being said
                     await stream.write(framed(pieces, error))
                     if end:

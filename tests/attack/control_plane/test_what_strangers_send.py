@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import grpc.aio
 import pytest
-from support.attackers.bystander import bystander
+from support.attackers.bystander import RECOVERY_S, bystander
 from support.attackers.strangers import damaged, on_control_plane, proven_link, stream_to, until_turned_away
 from support.links.packet_examples import tampered
 from support.links.raw_links import facts_of
@@ -83,7 +83,7 @@ async def test_damaged_records_change_nobodys_view(
                         await packed.send(batch)
 
     async with bystander(attacked, client, references):
-        await on_control_plane(attack, within_s=60.0 + records / 100)
+        await on_control_plane(attack, within_s=RECOVERY_S + records / 100)
         assert mallory.peer_id not in await known_to(front)
 
 
@@ -121,7 +121,8 @@ async def test_deflated_bombs_are_not_inflated(
 ) -> None:
     bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
     inflates_to_64_mib = bomb.compress(bytes(64 * 2**20)) + bomb.flush(zlib.Z_SYNC_FLUSH)
-    pieces = [inflates_to_64_mib[at : at + 60_000] for at in range(0, len(inflates_to_64_mib), 60_000)]
+    deflated = 8 * inflates_to_64_mib
+    pieces = [deflated[at : at + 60_000] for at in range(0, len(deflated), 60_000)]
 
     async def attack() -> None:
         for _ in range(bombs):
@@ -129,7 +130,7 @@ async def test_deflated_bombs_are_not_inflated(
                 async with stream_to(attacked.peers[0], protocol) as (_, stream):
                     await stream.send([Deflater().pack([b"\x0f" * 9])[0], *pieces])
 
-    async with bystander(attacked, client, references, growth_bytes=64 * 2**20):
+    async with bystander(attacked, client, references, growth_bytes=256 * 2**20):
         await on_control_plane(attack)
 
 
@@ -140,7 +141,7 @@ async def known_to(peer: LocalPeer) -> set[str]:
     async def ask() -> None:
         membership = Membership(None, lambda: None)
         async with stream_to(peer, TABLE) as (_, stream):
-            await pull(CompressedStream(stream), membership, timeout_s=30.0)
+            await pull(CompressedStream(stream), membership, timeout_s=RECOVERY_S)
         found.update(view.peer_id for view in membership.snapshot())
 
     await on_control_plane(ask)

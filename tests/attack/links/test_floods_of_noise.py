@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from support.attackers.bystander import bystander
+from support.attackers.bystander import RECOVERY_S, bystander
 from support.links.raw_links import facts_of
 from support.swarms.live_swarms import References
 
@@ -28,7 +28,7 @@ async def test_a_flood_of_noise_on_both_planes_leaves_generations_as_they_were(
             return  # refused, as it should be
         try:
             writer.write(opening + noise.randbytes(20_000))
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(RECOVERY_S):
                 await writer.drain()
         except (OSError, TimeoutError):
             pass  # a reset is a refusal too

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.attackers.lying_end import Loop, LyingEnd, noise
+from support.attackers.lying_end import DEADLINE_S, Loop, LyingEnd, noise
 
 from molink.peer.wire.link.requests import MAX_RELEASES_IN_FLIGHT, MAX_REQUESTS_IN_FLIGHT
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -142,7 +142,7 @@ class LyingLinks(RuleBasedStateMachine):
     def asks(self) -> None:
         async def ask() -> None:
             number = self.lying.ask(RELEASE)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(DEADLINE_S):
                 while number not in self.lying.answered:
                     await asyncio.sleep(0)
                     self.lying.take()
@@ -249,7 +249,7 @@ class LyingLinks(RuleBasedStateMachine):
     def the_other_link_serves(self) -> None:
         async def ask() -> None:
             number = self.honest.ask(RELEASE)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(DEADLINE_S):
                 while number not in self.honest.answered:
                     await asyncio.sleep(0)
                     self.honest.take()

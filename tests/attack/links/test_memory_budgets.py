@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from support.attackers.bystander import RECOVERY_S, bystander, resident_bytes
+from support.attackers.bystander import BEYOND_BYTES, RECOVERY_S, bystander, resident_bytes
 from support.attackers.memory_attack import LyingLink
 from support.links.raw_links import facts_of
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
@@ -59,7 +59,7 @@ async def test_files_that_nobody_acknowledges_wait_on_the_disk(
         async with asyncio.timeout(RECOVERY_S):
             while not all(link.received_bytes for link in links):  # noqa: ASYNC110 - no event for tests
                 await asyncio.sleep(0.05)
-        assert resident_bytes(front) - before < 4 * LINKS * MIB
+        assert resident_bytes(front) - before < BEYOND_BYTES
         for task in alive:
             task.cancel()
         await asyncio.gather(*alive, return_exceptions=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 from support.attackers.bystander import bystander
-from support.links.data_plane import End, asynchronous, describe, hop_of, soon, until
+from support.links.data_plane import DEADLINE_S, End, asynchronous, describe, hop_of, soon, until
 from support.links.raw_links import facts_of
 from support.swarms.live_swarms import References
 from support.swarms.served_peer import HIGH, LOW, Served, model, served
@@ -27,6 +27,7 @@ __all__ = ["model"]
 
 ROWS = 5
 GUILTY = 2
+WAIT_MS = 30_000
 SESSIONS = (1, 2, 3, 4)
 POISONS = {
     "nan": float("nan"),
@@ -217,16 +218,16 @@ async def poison(client: AsyncSwarm, spec: ModelSpec, times: int) -> int:
             asked = describe(hops, session=1 + number % 250, epoch=1 + number // 250, spec=spec)
             key = {"session": asked.session, "epoch": asked.epoch}
             with suppress(LinkError):
-                await link.request(pb.Request(reserve=pb.Reserve(descriptor=asked, hop=1)), 5.0)
+                await link.request(pb.Request(reserve=pb.Reserve(descriptor=asked, hop=1)), DEADLINE_S)
                 answer, _ = await link.request(
-                    pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=5000)), 10.0
+                    pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=WAIT_MS)), DEADLINE_S
                 )
                 if answer.readiness.ready:
                     row = pb.ActivationRow(**key, rows=ROWS, sample=True)
                     header = pb.Activations(rows=[row], hidden_size=spec.hidden_size, dtype=spec.dtype)
                     link.post(header, torch.full((ROWS, spec.hidden_size), float("nan")).numpy().tobytes())
                     told += (await soon(failed.get())).peer_id == head.peer_id
-                await link.request(pb.Request(release=pb.Release(**key)), 5.0)
+                await link.request(pb.Request(release=pb.Release(**key)), DEADLINE_S)
     return told
 
 

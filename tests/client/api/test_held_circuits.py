@@ -23,7 +23,7 @@ from molink.shards.text.tokenizer import Tokenizer
 LOW, HIGH = Span(0, 3), Span(3, 6)
 SOON_S = 0.01
 NEVER_S = 3600.0
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 class Holding:

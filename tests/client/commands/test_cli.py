@@ -20,7 +20,7 @@ from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, Swar
 from molink.progress import Progress
 
 SECOND = f"/ip4/127.0.0.2/tcp/9/p2p/{PEER_ID}"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 # -- help and mistakes

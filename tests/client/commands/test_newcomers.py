@@ -12,7 +12,7 @@ from support.swarms.scripted_swarm import FIRST, Run, ScriptedSwarm
 
 import molink
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def test_a_prompt_may_come_from_stdin(run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]) -> None:

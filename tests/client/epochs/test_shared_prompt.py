@@ -10,7 +10,7 @@ from molink.client.epochs.kept_leases import PlannedRoute
 from molink.client.epochs.shared_prompt import MOST_WAIT_S, PromptTurn, SharedPrompt
 from molink.routing import Route
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 A_MOMENT_S = 0.01
 
 

@@ -10,7 +10,7 @@ from molink.client.api.generation import TextPiece
 from molink.client.gateway.slots import GatewayStopping
 from molink.client.gateway.streams import QUEUED_PIECES, Choices
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 pytestmark = pytest.mark.anyio
 

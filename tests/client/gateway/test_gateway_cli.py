@@ -23,7 +23,7 @@ from support.swarms.fake_swarm import CHAT, TEXT
 from molink.client.gateway import cli
 from molink.client.gateway.kept_identity import gateway_identity
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROGRAM = """
 import sys, types
 sys.path.insert(0, sys.argv.pop(1))

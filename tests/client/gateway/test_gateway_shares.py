@@ -9,7 +9,7 @@ from molink.client.gateway.server import most_connections
 from molink.client.gateway.shares import LOCAL, UNKNOWN, FairShares, host_is_allowed, plain_host, user_of
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping, Slots
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from molink.client.gateway.kept_identity import IdentityUnusable, default_folder, gateway_identity
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROGRAM = """
 import pathlib, sys
 from molink.client.gateway.kept_identity import gateway_identity

@@ -14,7 +14,7 @@ from molink.shards.checkpoint.catalog import resolve
 from molink.shards.text.tokenizer import Tokenizer, read_files
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 FOLDER = resolve("molink/tiny-shakespeare")
 
 

@@ -19,7 +19,7 @@ from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CHAT = [{"role": "user", "content": "hi"}]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 GROWTH = "{% set n = namespace(x='a' * 16) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}"

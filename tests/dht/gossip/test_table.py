@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of, state_of
 from support.swarms.virtual_swarm import stream_pair
+from trio.testing import MockClock
 
 from molink.dht.gossip import table
 from molink.dht.gossip.table import (
@@ -232,7 +233,7 @@ def test_who_asks_for_a_table_again_and_again_is_sent_away(monkeypatch: pytest.M
     async def scenario() -> list[int]:
         return [await copy(asker) for asker in (ADA, ADA, ADA, ADA, ADA, EVE)]
 
-    assert trio.run(scenario) == [2, 2, 2, 0, 0, 2]
+    assert trio.run(scenario, clock=MockClock(autojump_threshold=0)) == [2, 2, 2, 0, 0, 2]
 
 
 def service_of(theirs: Membership) -> TableService:
@@ -256,7 +257,7 @@ def answer_of(
                 nursery.start_soon(answering.serve, CompressedStream(FrameStream(far, ADA.peer_id)))
                 return await ask(CompressedStream(FrameStream(near, BOB.peer_id)))
 
-    return trio.run(asked)
+    return trio.run(asked, clock=MockClock(autojump_threshold=0))
 
 
 class OneTable:
@@ -299,5 +300,5 @@ def test_who_came_back_is_shown_by_the_next_comparison_where_one_broke_off_betwe
                 assert [view.facts.sequence for view in ours.snapshot()] == [before]
                 await reader.compare_with(BOB.peer_id)
 
-    trio.run(compare_twice)
+    trio.run(compare_twice, clock=MockClock(autojump_threshold=0))
     assert [view.facts.sequence for view in ours.snapshot()] == [before + 10]

@@ -62,16 +62,16 @@ def test_calls_return_what_trio_returns_or_raises() -> None:
     async def scenario() -> None:
         async with TrioThread(open_service, name="test-trio") as thread:
             service = thread.service
-            assert await thread.call(lambda: service.add(1, 2), timeout_s=30) == 3
+            assert await thread.call(lambda: service.add(1, 2), timeout_s=120) == 3
             with pytest.raises(LookupError, match="not here"):
-                await thread.call(service.fail, timeout_s=30)
+                await thread.call(service.fail, timeout_s=120)
             assert await asyncio.gather(
-                *(thread.call(lambda n=n: service.add(n, n), timeout_s=30) for n in range(50))
+                *(thread.call(lambda n=n: service.add(n, n), timeout_s=120) for n in range(50))
             ) == [2 * n for n in range(50)]
         assert service.closed.is_set()
         assert not thread.is_alive
         with pytest.raises(ThreadStoppedError):
-            await thread.call(lambda: service.add(1, 2), timeout_s=30)
+            await thread.call(lambda: service.add(1, 2), timeout_s=120)
 
     asyncio.run(scenario())
 
@@ -90,7 +90,7 @@ def test_a_call_cancelled_in_asyncio_is_cancelled_in_trio() -> None:
     async def scenario() -> None:
         async with TrioThread(open_service, name="test-trio") as thread:
             call = asyncio.create_task(thread.call(thread.service.hang, timeout_s=60))
-            await thread.call(lambda: thread.service.add(1, 1), timeout_s=30)
+            await thread.call(lambda: thread.service.add(1, 1), timeout_s=120)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -103,7 +103,7 @@ def test_a_call_given_up_before_the_thread_ends_leaves_no_error_behind() -> None
     async def scenario() -> None:
         async with every_error_is_fetched(), TrioThread(open_service, name="test-trio") as thread:
             call = asyncio.create_task(thread.call(thread.service.hang, timeout_s=60))
-            await thread.call(lambda: thread.service.add(1, 1), timeout_s=30)
+            await thread.call(lambda: thread.service.add(1, 1), timeout_s=120)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -115,7 +115,7 @@ def test_calls_under_way_when_the_thread_ends_are_told() -> None:
     async def scenario() -> None:
         async with TrioThread(open_service, name="test-trio") as thread:
             call = asyncio.create_task(thread.call(thread.service.hang, timeout_s=60))
-            await thread.call(lambda: thread.service.add(1, 1), timeout_s=30)
+            await thread.call(lambda: thread.service.add(1, 1), timeout_s=120)
         with pytest.raises(ThreadStoppedError):
             await call
 
@@ -177,7 +177,7 @@ def test_a_service_that_dies_ends_its_thread_and_its_calls() -> None:
                 thread.service.broken.set()
 
             with contextlib.suppress(ThreadStoppedError):
-                await thread.call(break_it, timeout_s=30)
+                await thread.call(break_it, timeout_s=120)
             with pytest.raises(ThreadStoppedError):
                 await call
         assert isinstance(thread.failure, BaseExceptionGroup)
@@ -190,7 +190,7 @@ def test_cycles_leave_no_threads() -> None:
     async def scenario() -> None:
         for _ in range(20):
             async with TrioThread(open_service, name="test-trio") as thread:
-                await thread.call(lambda: thread.service.add(1, 1), timeout_s=30)
+                await thread.call(lambda: thread.service.add(1, 1), timeout_s=120)
         assert "test-trio" not in [thread.name for thread in threading.enumerate()]
 
     asyncio.run(scenario())

@@ -103,7 +103,7 @@ def test_a_peer_that_announces_its_name_is_joined_by_it() -> None:
                 Discovery(
                     Identity.generate(), initial_peers=ada.addresses, listen=None, timing=QUICK
                 ) as client,
-                asyncio.timeout(20),
+                asyncio.timeout(120),
             ):
                 for other in (bob, client):
                     while ADA.peer_id not in {view.peer_id for view in other.snapshot()}:

@@ -52,7 +52,7 @@ def test_processes_that_start_together_get_one_identity(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert len(found) == 8
     assert len(set(found)) == 1
 
@@ -198,7 +198,7 @@ async def _answer(certificate_pinned: bytes, name: str, port: int) -> bytes:
     credentials = grpc.ssl_channel_credentials(root_certificates=certificate_pinned)
     options = [("grpc.ssl_target_name_override", name)]
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
-        return bytes(await channel.unary_unary("/test/Echo")(b"hello", timeout=10))
+        return bytes(await channel.unary_unary("/test/Echo")(b"hello", timeout=120))
 
 
 def test_grpc_accepts_the_pinned_certificate_and_no_other() -> None:

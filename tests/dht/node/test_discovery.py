@@ -22,10 +22,15 @@ from molink.dht.node.discovery import BootstrapUnreachable, Discovery, PortInUse
 from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerLoss, PeerView, RelayAt
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 RARE = replace(QUICK, interval_s=600.0, refute_s=1.0, redial_before_loss_s=0.2)
 PATIENT = replace(
-    RARE, anti_entropy_interval_s=20.0, redial_s=2.0, upkeep_s=0.5, silence_s=30.0, bootstrap_timeout_s=30.0
+    RARE,
+    anti_entropy_interval_s=20.0,
+    redial_s=2.0,
+    upkeep_s=0.5,
+    silence_s=30.0,
+    bootstrap_timeout_s=PATIENCE_S,
 )
 """Many peers of one process keep it busy."""
 HIDDEN = 12

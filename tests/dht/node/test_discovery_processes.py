@@ -13,7 +13,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 
 PROGRAM = Path(__file__).parents[2] / "support" / "swarms" / "lone_peer.py"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @asynccontextmanager

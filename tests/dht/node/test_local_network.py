@@ -59,7 +59,7 @@ def test_peers_of_one_network_find_each_other() -> None:
 def test_a_peer_knows_where_links_to_its_neighbours_are_dialled_until_they_leave() -> None:
     async def scenario() -> None:
         near = Identity.generate().peer_id
-        async with LocalNeighbours(LOOPBACK) as neighbours, asyncio.timeout(30.0):
+        async with LocalNeighbours(LOOPBACK) as neighbours, asyncio.timeout(120.0):
             async with LocalAdvertisement(LocalService(near, LOOPBACK, 4001, private=False, data_port=4002)):
                 while neighbours.links_of(near) != ("127.0.0.1:4002",):  # noqa: ASYNC110 - the network tells nobody
                     await asyncio.sleep(0.01)

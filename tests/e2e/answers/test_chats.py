@@ -7,6 +7,7 @@ import pytest
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import (
     BUNDLED,
+    PROGRAM_TIMEOUT_S,
     References,
     bundled_folder,
     free_ports,
@@ -24,7 +25,7 @@ BLOCK_TOKENS = 16
 
 async def until_rows(ports: Sequence[int], wanted: Sequence[int]) -> None:
     """A step is counted when what it gave is on its way; more rows than wanted are seen too."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PROGRAM_TIMEOUT_S):
         while any(now < want for now, want in zip(await rows_computed(ports), wanted, strict=True)):  # noqa: ASYNC110 - other processes count
             await asyncio.sleep(0.05)
     assert await rows_computed(ports) == list(wanted)

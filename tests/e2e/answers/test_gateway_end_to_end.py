@@ -36,7 +36,6 @@ from molink.simnet.swarm.world import SwarmWorld
 pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 STARTED_WITHIN_S = 120.0
-GOODBYE_HEARD_S = 5.0
 PROMPT = "ROMEO:"
 NEW_TOKENS = 24
 MESSAGES = [{"role": "user", "content": "What light through yonder window breaks?"}]
@@ -298,7 +297,7 @@ async def test_the_circuit_of_a_running_generation_is_shown_with_its_times_and_n
 
 
 @pytest.mark.full
-async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:
+async def test_the_last_peers_goodbye_makes_a_gateway_unready(tmp_path: Path) -> None:
     async with ForkedSwarm() as swarm:
         last = await swarm.join("last", "--model", BUNDLED, "--memory", "600MB")
         async with (
@@ -307,12 +306,12 @@ async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) ->
         ):
             assert (await http.get("/readyz")).status_code == 200
             await swarm.stop(last)
-            async with asyncio.timeout(GOODBYE_HEARD_S):
+            async with asyncio.timeout(STARTED_WITHIN_S):
                 while (await http.get("/readyz")).status_code == 200:  # noqa: ASYNC110 - it is another process
                     await asyncio.sleep(0.05)
             state = (await http.get("/v1/swarm")).json()
             assert (state["ready"], state["circuits"]) == (False, [])
-            async with asyncio.timeout(GOODBYE_HEARD_S):
+            async with asyncio.timeout(STARTED_WITHIN_S):
                 answer = await http.post("/v1/completions", json={"model": BUNDLED, "prompt": PROMPT})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_unavailable")
             assert last.peer_id not in answer.text
@@ -320,7 +319,7 @@ async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) ->
 
 
 @pytest.mark.full
-async def test_the_goodbye_of_the_only_holder_of_a_span_is_known_within_seconds(tmp_path: Path) -> None:
+async def test_the_goodbye_of_the_only_holder_of_a_span_does_so_too(tmp_path: Path) -> None:
     async with ForkedSwarm() as swarm:
         await swarm.join("stays", "--model", BUNDLED, "--layers", "0:6")
         only = await swarm.join("only", "--model", BUNDLED, "--layers", "6:12")
@@ -331,7 +330,7 @@ async def test_the_goodbye_of_the_only_holder_of_a_span_is_known_within_seconds(
             asked = {"model": BUNDLED, "prompt": PROMPT, "max_tokens": 2}
             assert (await http.post("/v1/completions", json=asked)).status_code == 200
             await swarm.stop(only)
-            async with asyncio.timeout(GOODBYE_HEARD_S):
+            async with asyncio.timeout(STARTED_WITHIN_S):
                 while (answer := await http.get("/readyz")).status_code == 200:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.05)
             assert answer.json()["error"]["code"] == "not_ready"

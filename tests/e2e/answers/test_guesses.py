@@ -1,4 +1,7 @@
-"""Guesses change how many trips a generation takes, and no token, whoever serves it."""
+"""Guesses change how many trips a generation takes, and no token, whoever serves it.
+
+How many travel, if any, heads choose by measured times: tests of `peer/speculation` show that choice.
+"""
 
 import asyncio
 from typing import Any
@@ -8,6 +11,7 @@ from support.attackers.bystander import BEYOND_BYTES, resident_bytes
 from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import (
     BUNDLED,
+    FORMATION_TIMEOUT_S,
     References,
     bundled_folder,
     circuit_of,
@@ -45,7 +49,7 @@ async def test_tokens_and_log_probabilities_are_those_without_guesses(
             [one.logprob for one in off.logprobs], abs=1e-4
         )
         assert (off.trips, off.guessed_tokens, off.accepted_tokens) == (NEW_TOKENS, 0, 0)
-        assert 0 < on.accepted_tokens < on.guessed_tokens
+        assert on.accepted_tokens <= on.guessed_tokens
         assert on.trips + on.accepted_tokens == NEW_TOKENS
 
 
@@ -61,7 +65,6 @@ async def test_a_stop_string_among_the_guesses_ends_the_text_before_it_and_the_c
         stopped = await generate(wide_client, PROMPT, NEW_TOKENS, prediction=predicted, stop=[stop])
         assert (stopped.text, stopped.finish_reason, stopped.stop_string) == (said.text[:at], "stop", stop)
         assert stopped.token_ids == said.token_ids[: len(stopped.token_ids)]
-        assert stopped.accepted_tokens > 0
     chat = (*references.ids(folder, PROMPT), *stopped.token_ids, *references.ids(folder, "\nROMEO:\n"))
     again = await generate(wide_client, chat, 12)
     assert again.token_ids == references.greedy(folder, chat, 12)
@@ -77,7 +80,7 @@ async def test_guesses_fill_the_context_to_its_last_token(
     predicted = [*mostly_right(expected, wrong_every=7), *expected]
     full = await generate(wide_client, prompt, 200, prediction=predicted)
     assert (full.token_ids, full.finish_reason) == (expected, "length")
-    assert 0 < full.accepted_tokens < full.guessed_tokens
+    assert full.trips + full.accepted_tokens == left
 
 
 @pytest.mark.parametrize("tokens", [2, *(pytest.param(one, marks=pytest.mark.full) for one in (1, 3))])
@@ -101,7 +104,9 @@ async def test_a_stream_that_is_given_up_in_mid_trip_leaves_its_beginning_to_the
     said = references.greedy(folder, prompt, NEW_TOKENS)
     with circuit_of(wide_client, {peers["front"]: (0, 6), peers["back"]: (6, 12)}):
         predicted = mostly_right(said, wrong_every=5)
-        pieces = wide_client.stream_events(prompt, max_new_tokens=NEW_TOKENS, prediction=predicted)
+        pieces = wide_client.stream_events(
+            prompt, max_new_tokens=NEW_TOKENS, prediction=predicted, timeout_s=FORMATION_TIMEOUT_S
+        )
         got: list[int] = []
         while len(got) < NEW_TOKENS // 2:
             got += (await anext(pieces)).token_ids
@@ -117,7 +122,8 @@ async def test_a_prediction_may_be_text_and_guesses_are_told_of(wide_client: Asy
     said = await generate(wide_client, PROMPT, NEW_TOKENS, speculation="off")
     predicted = await generate(wide_client, PROMPT, NEW_TOKENS, prediction=said.text)
     assert predicted.text == said.text
-    assert predicted.tokens_per_trip > 2
+    assert predicted.trips + predicted.accepted_tokens == NEW_TOKENS
+    assert predicted.tokens_per_trip == pytest.approx(NEW_TOKENS / predicted.trips)
 
 
 async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_bring_is_explained(
@@ -129,7 +135,6 @@ async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_b
     with circuit_of(wide_client, {head: (0, 12)}):
         explanation = await wide_client.explain(PROMPT, max_new_tokens=NEW_TOKENS)
     [hop] = explanation.hops
-    # whether guesses are expected to pay is decided by times
     guesses_ms = sum(term.ms for term in hop.terms if term.name == "guesses")
     assert (guesses_ms < 0) == (explanation.predicted_tokens_per_trip > 1)
     assert explanation.predicted_trip_ms == pytest.approx(explanation.predicted_tpot_ms - guesses_ms)
@@ -144,7 +149,6 @@ async def test_what_heads_guess_with_is_announced_and_what_that_is_expected_to_b
         generation.guessed_tokens,
         generation.accepted_tokens,
     ]
-    assert "prediction" in {one.source for one in predicted.guess_sources}
     off = await wide_client.explain(PROMPT, max_new_tokens=2, speculation="off")
     assert off.why_no_guesses == "speculation is off"
 
@@ -162,7 +166,6 @@ async def test_a_peer_drafts_with_a_model_on_its_device() -> None:
                 off = await generate(client, PROMPT, NEW_TOKENS, speculation="off", **options)
                 on = await generate(client, PROMPT, NEW_TOKENS, **options)
                 assert on.token_ids == off.token_ids
-                # how many guesses travel is decided by times
                 assert on.accepted_tokens <= on.guessed_tokens
                 assert on.trips + on.accepted_tokens == NEW_TOKENS
 

@@ -49,4 +49,4 @@ async def test_penalised_tokens_are_the_same_after_a_peer_has_gone(
     assert [one.logprob for one in generation.prompt_logprobs[1:]] == pytest.approx(scored, abs=1e-4)
     assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]
     if way == "killed":
-        assert generation.epochs == 2
+        assert generation.epochs >= 2

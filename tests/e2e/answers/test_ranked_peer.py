@@ -64,7 +64,7 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
         assert process.returncode == 1
         assert "the devices cannot go on together: rank" in log.read_text()
         assert "Traceback" not in log.read_text()
-        _, alive = psutil.wait_procs(ranks, timeout=30)
+        _, alive = psutil.wait_procs(ranks, timeout=PROGRAM_TIMEOUT_S)
         assert not alive
     finally:
         if process.returncode is None:

@@ -19,7 +19,7 @@ RELAY_HOST = "127.0.0.2"
 SLOW_S = 0.06
 """One way: far more than any difference between processes of one machine."""
 STEADY = 6
-REPLAN_TIMEOUT_S = 100.0
+REPLAN_TIMEOUT_S = 240.0
 """The round trip is the least of 8 pings, links are probed every 20 s, and a client looks every 10 s."""
 
 
@@ -71,7 +71,7 @@ async def until_steady(client: AsyncSwarm, names: tuple[str, ...]) -> Generation
     return made
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_circuit_goes_round_a_link_that_becomes_slow(
     anyio_backend: str, references: References
 ) -> None:

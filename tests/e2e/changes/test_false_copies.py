@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.chaos.losses import lose_in_decode, recovery_from
+from support.chaos.losses import span_of, taken_over
 from support.swarms.forked_peers import ForkedSwarm, fork_peer
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder, generate
 
-from molink.client.api.swarm import AsyncSwarm
-from molink.client.local.local_swarm import LocalSwarm
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
 pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
@@ -45,10 +44,11 @@ async def test_prompts_that_begin_as_one_that_has_gone_over_are_answered_as_by_a
 ) -> None:
     folder = bundled_folder()
     prompt = (references.ids(folder, PROMPT) * 6)[:100]
-    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
-        generation, victim = await lose_in_decode(client, halves, at, prompt, NEW_TOKENS)
-        recovery = recovery_from(generation, victim)
-        assert recovery.by_standby
+
+    async def back(victim: LocalPeer) -> None:
+        await halves.join(victim.name, "--model", BUNDLED, "--layers", span_of(victim))
+
+    async with taken_over(halves, at, prompt, NEW_TOKENS, back) as (client, generation, victim):
         is_right = generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
         assert is_right == (type(halves) is ForkedSwarm), "copies are false where they are to be"
         whole = (*prompt, *generation.token_ids[:-1])

@@ -14,7 +14,7 @@ from molink.peer.daemon.control import call_peer
 
 pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 60
 PAUSED_AFTER = 12
@@ -77,7 +77,7 @@ async def test_a_peer_pauses_and_resumes_and_the_session_that_it_had_goes_on_els
             narrow = circuit_of(client, {owner.peer: (0, 12)})
             narrow.__enter__()
             tokens: list[int] = []
-            async for piece in client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS):
+            async for piece in client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS, timeout_s=DEADLINE_S):
                 if len(tokens) < PAUSED_AFTER <= len(tokens) + len(piece.token_ids):
                     narrow.__exit__(None, None, None)
                     owner.plug()
@@ -85,7 +85,7 @@ async def test_a_peer_pauses_and_resumes_and_the_session_that_it_had_goes_on_els
                 generation = piece.generation
             assert tuple(tokens) == expected
             assert generation is not None
-            assert generation.epochs == 2
+            assert generation.epochs >= 2
             assert [hop.name for hop in generation.circuit.hops] == ["spare"]
 
             assert await owner.says("Pauses") == "Pauses: on battery"

@@ -1,15 +1,13 @@
 """A peer's device hangs, and all else of it lives: by its own word its session goes on with its standby."""
 
 import asyncio
-import os
 import signal
 
 import pytest
 from support.chaos.chaos import StallableSwarm
-from support.chaos.losses import lose_in_decode, recovery_from
+from support.chaos.losses import taken_over
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
-from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalPeer
 
 pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.full]
@@ -22,8 +20,11 @@ class HangingSwarm(StallableSwarm):
     """A swarm whose peers' engines stand still where those of others are killed."""
 
     async def kill(self, peer: LocalPeer) -> None:
-        assert peer.process.pid is not None
-        os.kill(peer.process.pid, signal.SIGUSR1)
+        peer.process.send_signal(signal.SIGUSR1)
+
+
+async def go_on(peer: LocalPeer) -> None:
+    peer.process.send_signal(signal.SIGUSR2)
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["head", "tail"])
@@ -41,10 +42,7 @@ async def test_the_standby_of_a_peer_whose_engine_stands_still_goes_on_with_its_
                 for name in others
             )
         )
-        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-            generation, victim = await lose_in_decode(client, swarm, at, prompt, NEW_TOKENS)
-        assert victim.alive
+        async with taken_over(swarm, at, prompt, NEW_TOKENS, go_on) as (_, generation, victim):
+            assert victim.alive
+            await go_on(victim)
     assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
-    recovery = recovery_from(generation, victim)
-    assert recovery.by_standby
-    assert 0 < recovery.recomputed_tokens < len(prompt), "the prompt is not computed again"

@@ -65,7 +65,7 @@ async def _ask(url: str) -> list[str]:
 
 
 def _page(url: str) -> str:
-    return httpx.get(url, timeout=10).raise_for_status().text
+    return httpx.get(url, timeout=FORMATION_TIMEOUT_S).raise_for_status().text
 
 
 def _check_tree(spans: list[Span]) -> None:

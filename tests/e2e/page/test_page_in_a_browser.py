@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Route, expect
-from support.page.browser import page_at
+from support.page.browser import DEADLINE_MS, page_at
 from support.page.page_swarm import PageSwarm, circuit_of, hops_of, page_snapshot, peer_of
 from support.swarms.fake_swarm import gateway
 
@@ -80,7 +80,7 @@ async def test_an_answer_is_stopped_and_its_circuit_given_back(page: Page, swarm
     await expect(page.locator(".prose")).to_contain_text("and")
     await page.get_by_label("Stop the answer").click()
     await expect(page.locator(".took")).to_contain_text("stopped")
-    assert swarm.ended.acquire(timeout=30)
+    assert swarm.ended.acquire(timeout=DEADLINE_MS / 1000)
     await expect(page.get_by_label("Send", exact=True)).to_be_visible()
 
 

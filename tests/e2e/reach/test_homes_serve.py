@@ -24,7 +24,7 @@ from molink.client.api.swarm import AsyncSwarm
 async def main():
     async with AsyncSwarm({BUNDLED!r}, initial_peers=sys.argv[1:]) as swarm:
         params = SamplingParams(max_new_tokens={TOKENS}, temperature=0.0)
-        generation = await swarm.generate({PROMPT!r}, params=params, timeout_s=60)
+        generation = await swarm.generate({PROMPT!r}, params=params, timeout_s=120)
         print(json.dumps([list(generation.token_ids), len(generation.circuit.hops)]))
 
 asyncio.run(main())
@@ -34,7 +34,7 @@ asyncio.run(main())
 def examined(net: Internet, name: str, *options: str) -> dict[str, Any]:
     """What the doctor says in a namespace."""
     command = net.command(name, sys.executable, "-m", "molink.peer", "doctor", "--json", *options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
     return dict(json.loads(done.stdout))
 
@@ -181,7 +181,7 @@ def test_a_client_that_was_told_of_no_swarm_asks_the_one_at_home(
 def generated(net: Internet, name: str, *invited: str) -> str:
     """What a client in a namespace prints."""
     client = net.command(name, sys.executable, "-c", CLIENT, *invited)
-    done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(client, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

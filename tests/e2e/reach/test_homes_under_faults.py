@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ pytestmark = [pytest.mark.real, pytest.mark.full]
 
 PROMPT = "To be, or not to be"
 TOKENS = 120
-LONGEST_GAP_S = 3.0
 VOLUNTEERS = ("192.0.2.1", "198.51.100.2")
 HOMES = (
     ("port", "203.0.113.10", "0:4"),
@@ -107,11 +105,6 @@ def expected() -> tuple[int, ...]:
     return tuple(references.greedy(folder, references.ids(folder, PROMPT), TOKENS))
 
 
-def longest_gap_s(pieces: list[StreamedPiece]) -> float:
-    times = [piece.at_s for piece in pieces]
-    return max(later - earlier for earlier, later in pairwise(times))
-
-
 @pytest.mark.timeout(600)
 def test_relays_die_mappings_vanish_and_addresses_change_and_the_tokens_are_transformers(
     swarm: HomeSwarm, expected: tuple[int, ...]
@@ -128,5 +121,4 @@ def test_relays_die_mappings_vanish_and_addresses_change_and_the_tokens_are_tran
         pieces = swarm.generated(faults())
         assert [token for piece in pieces for token in piece.token_ids] == list(expected), name
         assert len(pieces[-1].hops or ()) == len(HOMES), name
-        assert longest_gap_s(pieces) < LONGEST_GAP_S, name
     assert swarm.ways().keys() >= {"punched", "relayed"}

@@ -26,7 +26,7 @@ import httpx, json, sys
 url, key, model, prompt, tokens = sys.argv[1:]
 body = {"model": model, "prompt": prompt, "max_tokens": int(tokens), "temperature": 0}
 headers = {"Authorization": f"Bearer {key}"}
-answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=120)
+answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=300)
 print(json.dumps(answer.json()))
 """
 
@@ -34,7 +34,7 @@ print(json.dumps(answer.json()))
 def told(net: Internet, place: str, *command: str) -> dict[str, Any]:
     """The JSON document that a program prints in a namespace."""
     done = subprocess.run(
-        net.command(place, sys.executable, *command), capture_output=True, text=True, timeout=150, check=False
+        net.command(place, sys.executable, *command), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     return dict(json.loads(done.stdout))

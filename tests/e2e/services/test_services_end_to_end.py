@@ -128,7 +128,7 @@ async def test_a_circuit_is_held_for_longer_than_peers_let_a_lease_stand_that_no
             async with asyncio.timeout(IDLE_S + 15):
                 await client.held.changed.wait()
         assert sum(await sessions_at(swarm)) == 2
-        generation = await client.generate(PROMPT, max_new_tokens=NEW_TOKENS)
+        generation = await client.generate(PROMPT, max_new_tokens=NEW_TOKENS, timeout_s=DEADLINE_S)
         assert (client.held.count, len(generation.token_ids)) == (0, NEW_TOKENS)
     await until_leased(swarm, [0, 0, 0])
 
@@ -148,6 +148,6 @@ async def test_who_holds_a_circuit_has_room_where_nobody_else_has(references: Re
             long = whole - len(prompt)
             with pytest.raises(SwarmError):
                 await other.generate(PROMPT, max_new_tokens=long, timeout_s=3)
-            generation = await holder.generate(PROMPT, max_new_tokens=long, timeout_s=3)
+            generation = await holder.generate(PROMPT, max_new_tokens=long, timeout_s=DEADLINE_S)
             expected = references.greedy(folder, prompt, NEW_TOKENS)
             assert (generation.token_ids[:NEW_TOKENS], holder.held.count) == (expected, 0)

@@ -26,7 +26,7 @@ from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.transit import Chunk
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 HOST = "127.0.0.1"
 
 

@@ -19,7 +19,7 @@ from molink.simnet.lines.shaping import ShapedPort
 from molink.simnet.lines.sockets import reset
 from molink.simnet.lines.transit import Chunk
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 HOST = "127.0.0.1"
 
 

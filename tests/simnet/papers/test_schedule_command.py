@@ -224,7 +224,7 @@ def test_as_a_process_it_prints_json_alone_on_stdout() -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

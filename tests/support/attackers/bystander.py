@@ -18,7 +18,7 @@ BEYOND_BYTES = 256 * 1024 * 1024
 """Most that a peer's process may take beyond that, and beyond what it takes before it serves anybody."""
 LOADED_BYTES = 400 * 1024 * 1024
 """The latter: libraries, which forked peers share, and what they keep of a start: 330 to 430 MiB were seen."""
-RECOVERY_S = 30.0
+RECOVERY_S = 120.0
 """Within which, after the end of an attack, all is as before."""
 PROMPTS = ("ROMEO:", "JULIET:", "First Citizen:\nBefore we proceed", "KING RICHARD III:")
 TOKENS = 12

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from molink.dht.records.records import PeerFacts
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 60.0
 AT_ONCE = 50
 
 

@@ -20,6 +20,7 @@ from libp2p.security.noise.patterns import PatternXX
 from libp2p.security.noise.pb import noise_pb2
 from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
+from molink.dht.gossip import table
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
 from molink.dht.host import listener
@@ -27,6 +28,7 @@ from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import Host, Listen, open_host, peer_id_in
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
+from molink.dht.membership.door import ConnectionLimits
 from molink.dht.membership.membership import Membership
 from molink.dht.node.joining import NetworkSettings
 from molink.dht.node.network import Network, open_network
@@ -37,27 +39,40 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 ED25519 = bytes((0x08, 0x01, 0x12, 0x20))
 
 
+PATIENCE_S = 120.0
+"""Less than what the silent have before they are cut off: who is served by then did not wait for that."""
+PATIENT = replace(listener.LIMITS, proof_s=10 * PATIENCE_S, idle_s=10 * PATIENCE_S)
+PATIENT_TABLE = replace(table.LIMITS, proof_s=10 * PATIENCE_S)
+
+
 def nothing() -> None:
     """Nobody waits for changes."""
 
 
 @contextlib.asynccontextmanager
-async def victim(identity: Identity, **timing: float) -> AsyncIterator[Network]:
+async def victim(
+    identity: Identity,
+    connections: ConnectionLimits = PATIENT,
+    table_callers: ConnectionLimits = PATIENT_TABLE,
+    **timing: float,
+) -> AsyncIterator[Network]:
     """A peer's control plane with gossip and tables, which has announced itself."""
     settings = NetworkSettings(
-        identity, Listen("127.0.0.1", 0), (), None, replace(QUICK, interval_s=10.0, **timing)
+        identity,
+        Listen("127.0.0.1", 0),
+        (),
+        None,
+        replace(QUICK, interval_s=10.0, **timing),
+        connections=connections,
+        table_callers=table_callers,
     )
     membership = Membership(identity.peer_id, nothing)
     async with open_network(settings, membership) as network:
         network.publisher.announce(facts_of(identity), state_of(identity))
-        with trio.fail_after(10.0):
+        with trio.fail_after(PATIENCE_S):
             while not membership.snapshot():  # noqa: ASYNC110 nothing to wait on
                 await trio.sleep(0.01)
         yield network
-
-
-PATIENCE_S = 0.9 * listener.LIMITS.proof_s
-"""Less than what the silent have before they are cut off: who is served by then did not wait for that."""
 
 
 async def table_of(host: Host, peer_id: str, *, timeout_s: float = PATIENCE_S) -> list[str]:

@@ -37,7 +37,7 @@ class HonestUser:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()

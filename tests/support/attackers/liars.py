@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from support.attackers.bystander import RECOVERY_S
 from support.links.data_plane import Recorder, until
 
 from molink.client.api.swarm import AsyncSwarm
@@ -149,12 +150,12 @@ async def announced(
             await network.gossip.drained()
 
         told = [record for facts, state, _ in claims for record in (facts, state)]
-        await liar.in_network(lambda network: tell(network, *told), timeout_s=30.0)
+        await liar.in_network(lambda network: tell(network, *told), timeout_s=RECOVERY_S)
         try:
             yield liar
         finally:
             await liar.in_network(
-                lambda network: tell(network, *(gone for _, _, gone in claims)), timeout_s=30.0
+                lambda network: tell(network, *(gone for _, _, gone in claims)), timeout_s=RECOVERY_S
             )
 
 
@@ -162,7 +163,7 @@ async def until_known(client: AsyncSwarm, peer_ids: Iterable[str]) -> None:
     """The client has heard of these peers."""
     connection = client.connection
     wanted = set(peer_ids)
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(RECOVERY_S):
         while not wanted <= {view.peer_id for view in connection.snapshot()}:
             await connection.refresh_soon(0.2)
 

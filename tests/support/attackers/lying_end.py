@@ -20,7 +20,7 @@ from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.reassembly import Reassembly
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 T = TypeVar("T")
 
 

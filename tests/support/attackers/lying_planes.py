@@ -24,7 +24,8 @@ from molink.dht.records.records import ServedModel
 DOMAIN, FACTS = b"molink-announcement-1\0", b"\xf1"
 """As docs/PROTOCOL.md has them: `sign_facts` would refuse what these sign."""
 
-PATIENT = Fallback(wait_s=30.0)
+PATIENCE_S = 120.0
+PATIENT = Fallback(wait_s=PATIENCE_S)
 """On a busy machine the first attempt to join may take longer than it has."""
 
 
@@ -51,7 +52,7 @@ async def tell(liar: Discovery, *records: bytes) -> None:
         for record in records:
             network.gossip.broadcast(record)
 
-    await liar.in_network(push, timeout_s=30)
+    await liar.in_network(push, timeout_s=PATIENCE_S)
 
 
 async def set_wall_clock(plane: Discovery, clock: Callable[[], float]) -> None:
@@ -101,8 +102,8 @@ class HeldLinks:
         async with open_host(Identity.generate(), None, None) as host:
             while True:
                 try:
-                    peer_id = await host.dial(address, timeout_s=30.0)
-                    link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=30.0))
+                    peer_id = await host.dial(address, timeout_s=PATIENCE_S)
+                    link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=PATIENCE_S))
                     while True:
                         await link.send([b""])
                         self._note(tried)
@@ -129,7 +130,7 @@ async def links_held(addresses: Sequence[str], count: int) -> AsyncIterator[None
         held = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(HeldLinks(addresses, count, held).run)
-            with trio.fail_after(60.0):
+            with trio.fail_after(PATIENCE_S):
                 await held.wait()
             yield
             nursery.cancel_scope.cancel()

@@ -45,8 +45,8 @@ async def stream_to(
 ) -> AsyncIterator[tuple[Host, FrameStream]]:
     """In trio: a stranger's stream to a peer."""
     async with open_host(identity or Identity.generate(), None, None) as host:
-        await host.dial(peer.address, timeout_s=30.0)
-        stream = await host.open_stream(peer.peer_id, protocol, timeout_s=30.0)
+        await host.dial(peer.address, timeout_s=DEADLINE_S)
+        stream = await host.open_stream(peer.peer_id, protocol, timeout_s=DEADLINE_S)
         try:
             yield host, stream
         finally:

@@ -226,7 +226,10 @@ class Chaos:
     async def _stall(self, _: int, peer: LocalPeer) -> None:
         assert peer.process.pid is not None
         os.kill(peer.process.pid, signal.SIGUSR1)
-        await asyncio.sleep(2 * STANDS_S)
+        try:
+            await asyncio.sleep(2 * STANDS_S)
+        finally:
+            peer.process.send_signal(signal.SIGUSR2)
 
     async def _fill(self, _: int, peer: LocalPeer) -> None:
         """No file of the peer's grows any more, as on a disk that is full."""

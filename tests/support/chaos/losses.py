@@ -1,12 +1,14 @@
 """The loss of one peer of a circuit: its hop or the standby of one is killed in a generation's prompt or decode."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from support.links.data_plane import until
+from support.swarms.live_swarms import BUNDLED, FORMATION_TIMEOUT_S
 
-from molink.client.api.generation import Generation, Recovery
+from molink.client.api.generation import Generation, Recovery, TextPiece
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.circuit.session import ClientSession
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
@@ -14,8 +16,11 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 
 TOKENS_LATER = 40
 """Of the stream: so many after a standby was there a peer is struck, or as soon as the copies hold the prompt."""
-HEARD_WITHIN_S = 10.0
-STARTED_WITHIN_S = 120.0
+HEARD_WITHIN_S = 120.0
+MOST_LOSSES = 5
+MOST_GENERATIONS = 10
+"""Asked for one after the other until one is struck: the first may be over before its copies have begun."""
+LOOKS_EVERY_S = 10.0
 
 
 def span_of(peer: LocalPeer) -> str:
@@ -26,9 +31,9 @@ def span_of(peer: LocalPeer) -> str:
 async def know_all(client: AsyncSwarm, swarm: LocalSwarm) -> None:
     """Waits until the client has heard what each of the swarm's peers holds: tables come now and then."""
     names = {peer.peer_id for peer in swarm.peers}
-    async with asyncio.timeout(STARTED_WITHIN_S):
+    async with asyncio.timeout(HEARD_WITHIN_S):
         while names - {view.peer_id for view in client.connection.snapshot() if view.state.spans}:
-            await client.connection.refresh_soon(HEARD_WITHIN_S)
+            await client.connection.refresh_soon(LOOKS_EVERY_S)
 
 
 def session_of(client: AsyncSwarm) -> ClientSession:
@@ -84,10 +89,34 @@ async def lose_in_decode(
     return generation, victims[0]
 
 
-def recovery_from(generation: Generation, victim: LocalPeer) -> Recovery:
-    """The only one from the loss of that peer. On a busy machine another may be taken for lost besides."""
-    (found,) = [one for one in generation.recoveries if one.hop.peer_id == victim.peer_id]
-    return found
+@asynccontextmanager
+async def taken_over(
+    swarm: LocalSwarm,
+    at: int,
+    prompt: Sequence[int],
+    new_tokens: int,
+    back: Callable[[LocalPeer], Awaitable[object]],
+    **sampling: Any,  # noqa: ANN401 - whatever `generate` takes
+) -> AsyncIterator[tuple[AsyncSwarm, Generation, LocalPeer]]:
+    """As `lose_in_decode`, until the lost peer's standby has gone on with its copy and computed no prompt again: on a
+    busy machine it may be taken for lost as well. Until then `back` brings each lost peer back."""
+    for _ in range(MOST_LOSSES):
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            generation, victim = await lose_in_decode(client, swarm, at, prompt, new_tokens, **sampling)
+            if any(
+                one.by_standby and 0 < one.recomputed_tokens < len(prompt)
+                for one in recoveries_from(generation, victim)
+            ):
+                yield client, generation, victim
+                return
+        await back(victim)
+    raise AssertionError("no standby has gone on with its copy")
+
+
+def recoveries_from(generation: Generation, victim: LocalPeer) -> list[Recovery]:
+    """Those from the loss of that peer. On a busy machine another may be taken for lost besides, or instead: the
+    victim is left with it."""
+    return [one for one in generation.recoveries if one.hop.peer_id == victim.peer_id]
 
 
 async def lose_together(
@@ -105,18 +134,36 @@ async def lose_together(
     or has them leave. Without guesses, unless told: with them it would be over before its copies have begun."""
     await know_all(client, swarm)
     sampling = {"speculation": "off"} | sampling
+    for _ in range(MOST_GENERATIONS):
+        pieces = client.stream_events(
+            prompt, max_new_tokens=new_tokens, timeout_s=FORMATION_TIMEOUT_S, **sampling
+        )
+        generation, victims = await _strike(client, swarm, hops, pieces, standby=standby, leave=leave)
+        if victims:
+            return generation, victims
+    raise AssertionError("each generation was over before its copies had begun")
+
+
+async def _strike(
+    client: AsyncSwarm,
+    swarm: LocalSwarm,
+    hops: Sequence[int],
+    pieces: AsyncGenerator[TextPiece, None],
+    *,
+    standby: bool,
+    leave: bool,
+) -> tuple[Generation, list[LocalPeer]]:
+    """As `lose_together`, one generation; no victims: it was over before."""
     victims: list[LocalPeer] = []
-    pieces = client.stream_events(prompt, max_new_tokens=new_tokens, **sampling)
     leaving: list[asyncio.Task[int]] = []
     tokens, strike_at = 0, 0
     latest: list[pb.Token] | None = None
     try:
         while True:
-            async with asyncio.timeout(HEARD_WITHIN_S if victims else STARTED_WITHIN_S):
+            async with asyncio.timeout(HEARD_WITHIN_S):
                 piece = await anext(pieces)
             tokens += len(piece.token_ids)
             if piece.generation is not None:
-                assert victims, "the generation was over before its copies had begun"
                 return piece.generation, victims
             session = session_of(client)
             latest = watch_tokens(session) if latest is None else latest
@@ -144,14 +191,14 @@ async def lose_in_prompt(
     client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: Sequence[int], new_tokens: int
 ) -> tuple[Generation, LocalPeer]:
     """Streams a generation, and kills the peer of hop `at` once the circuit is chosen, before the first token."""
-    pieces = client.stream_events(prompt, max_new_tokens=new_tokens)
+    pieces = client.stream_events(prompt, max_new_tokens=new_tokens, timeout_s=FORMATION_TIMEOUT_S)
     first = asyncio.ensure_future(anext(pieces))
     await until(lambda: bool(client.connection.sinks) and session_of(client).log.route is not None)
     route = session_of(client).log.route
     assert route is not None
     (victim,) = [peer for peer in swarm.peers if peer.peer_id == route.hops[at].peer_id]
     await swarm.kill(victim)
-    async with asyncio.timeout(STARTED_WITHIN_S):
+    async with asyncio.timeout(HEARD_WITHIN_S):
         await first
         generation = [piece.generation async for piece in pieces][-1]
     assert generation is not None

@@ -1,8 +1,8 @@
-"""A peer whose engine stands still for STALL_S when it gets SIGUSR1, though all else goes on: a device that hangs."""
+"""A peer whose engine stands still from SIGUSR1 to SIGUSR2, though all else goes on: a device that hangs."""
 
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +10,6 @@ from molink.peer.commands import cli
 from molink.peer.engine.engine_thread import EngineThread, ExpectedMs
 from molink.peer.serving import data_plane
 
-STALL_S = 6.0
 REPLACED = data_plane.EngineThread
 """Has to be there: a name that is only assigned to would be made."""
 
@@ -19,14 +18,17 @@ class Stall:
     """A stall of the engine's thread."""
 
     def __init__(self) -> None:
-        self._until_s = 0.0
+        self._goes_on = threading.Event()
+        self._goes_on.set()
 
     def begin(self, *_: object) -> None:
-        self._until_s = time.monotonic() + STALL_S
+        self._goes_on.clear()
+
+    def end(self, *_: object) -> None:
+        self._goes_on.set()
 
     def wait(self) -> None:
-        while (left_s := self._until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.05))
+        self._goes_on.wait()
 
 
 class StallableThread(EngineThread):
@@ -47,4 +49,5 @@ class StallableThread(EngineThread):
 if __name__ == "__main__":
     data_plane.EngineThread = StallableThread  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, StallableThread.stall.begin)
+    signal.signal(signal.SIGUSR2, StallableThread.stall.end)
     cli.main(sys.argv[1:])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-STARTS_WITHIN_S = 60.0
+STARTS_WITHIN_S = 120.0
 _LOOKS_EVERY_S = 0.05
 
 
@@ -60,7 +60,7 @@ def started(command: Sequence[str | Path], folder: Path, answers: Callable[[], b
 def answers_at(url: str, *, well: bool = False) -> bool:
     """Whether something answers there, whatever it says; or `well`, with a status of success."""
     try:
-        answer = httpx.get(url, timeout=5)
+        answer = httpx.get(url, timeout=STARTS_WITHIN_S)
     except httpx.TransportError:
         return False
     return answer.is_success or not well

@@ -1,5 +1,8 @@
-"""`python tests/support/devices/owned_peer.py ARGUMENTS`: `molink-peer ARGUMENTS` that computes slowly. It is on
-battery while there is a file beside its state directory with the same name and `.unplugged` behind it."""
+"""`python tests/support/devices/owned_peer.py ARGUMENTS`: `molink-peer ARGUMENTS` that computes slowly.
+
+It is on battery while there is a file beside its state directory with the same name and `.unplugged` behind it: then it
+computes so slowly that it pauses in mid-generation, on any machine.
+"""
 
 import sys
 import time
@@ -19,7 +22,7 @@ from molink.peer.engine.steps import StepInput, StepOutput
 from molink.peer.host_policy import pausing, readings, rules, start_wait
 from molink.peer.host_policy.rules import Readings
 
-STEP_S = 0.02
+STEP_S, ON_BATTERY_S = 0.02, 0.5
 compute = stepping.compute
 
 
@@ -27,15 +30,19 @@ class Reader:
     """Of the owner's machine."""
 
     def __init__(self, *_: object, heeds_programs: bool) -> None:  # noqa: ARG002 - as the reader that it stands for
-        state_dir = Path(sys.argv[sys.argv.index("--state-dir") + 1])
-        self._unplugged = state_dir.with_suffix(".unplugged")
+        self._unplugged = unplugged()
 
     def __call__(self) -> Readings:
         return Readings(0, on_battery=self._unplugged.exists())
 
 
+def unplugged() -> Path:
+    """The file."""
+    return Path(sys.argv[sys.argv.index("--state-dir") + 1]).with_suffix(".unplugged")
+
+
 def compute_slowly(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
-    time.sleep(STEP_S)
+    time.sleep(ON_BATTERY_S if unplugged().exists() else STEP_S)
     return compute(engine, inputs)
 
 

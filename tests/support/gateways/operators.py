@@ -12,7 +12,7 @@ from molink.client.gateway.accounts.database import Database
 from molink.client.gateway.accounts.key_store import KeyStore
 from molink.client.local.local_gateway import LocalGateway
 
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
 
 
 async def new_key(state_dir: Path, scope: KeyScope) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-STARTS_WITHIN_S = 60.0
+STARTS_WITHIN_S = 120.0
 PLACES = "/usr/lib/postgresql"
 NEEDED = "PostgreSQL's server is missing: apt-get install -y postgresql"
 
@@ -73,6 +73,6 @@ def _unprivileged_user(folder: Path) -> str | None:
 def _wait_until_ready(programs: Path, port: int, server: "subprocess.Popen[bytes]") -> None:
     ends_s = time.monotonic() + STARTS_WITHIN_S
     asked = [programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port), "-t", "5"]
-    while subprocess.run(asked, capture_output=True, check=False, timeout=30).returncode != 0:
+    while subprocess.run(asked, capture_output=True, check=False, timeout=STARTS_WITHIN_S).returncode != 0:
         assert server.poll() is None, "the server ended"
         assert time.monotonic() < ends_s, "the server did not answer in time"

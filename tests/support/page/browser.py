@@ -18,7 +18,7 @@ FLAGS = (
     "--disable-sync",
 )
 """Those with which it runs without a screen, as any user, and asks nobody but the gateway."""
-DEADLINE_MS = 60_000
+DEADLINE_MS = 120_000
 
 
 class BrowserMissing(Exception):

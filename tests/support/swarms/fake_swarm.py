@@ -53,7 +53,7 @@ from molink.routing.routes.route import RouteHop
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 from molink.tracing import CURRENT_SPAN, Traces
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PRIVATE_WORD = "xyzzy"
 """A word of prompts that nobody may quote."""
 MODEL = "molink/tiny-shakespeare"

@@ -96,7 +96,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 def rows_at(port: int) -> int:
     """Token rows that the peer with metrics at that port has computed."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PROGRAM_TIMEOUT_S) as response:
         lines = response.read().decode().splitlines()
     (value,) = (line.split()[1] for line in lines if line.startswith("molink_rows_total "))
     return int(float(value))

@@ -30,7 +30,7 @@ from molink.client.gateway.accounts.usage_ledger import UsageLedger
 from molink.client.gateway.accounts.usage_store import UsageCounts, UsageDay, UsageStore, day_of
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 USE = frozenset({KeyScope.USE})
 LIMITS = KeyLimits(requests_per_minute=7, tokens_per_day=2**40, streams=3, models=("a/b", "c'; --"))
 HOSTILE = "'; DROP TABLE api_keys; -- \" \\ %s :name \u202e {}"

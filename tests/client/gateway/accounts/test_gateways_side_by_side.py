@@ -19,7 +19,7 @@ from support.swarms.fake_swarm import MODEL, TEXT
 from molink.client.gateway.accounts.api_keys import KeyLimits
 from molink.client.gateway.accounts.usage_store import UsageStore
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 pytestmark = pytest.mark.full
 FAKE_SWARM = """
 import sys, types

@@ -26,7 +26,7 @@ from molink.client.gateway.accounts.quota_levels import (
 from molink.client.gateway.accounts.quotas import Quotas
 
 NOW_S = 1_000_000.0
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Ledger:

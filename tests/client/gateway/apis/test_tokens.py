@@ -122,7 +122,7 @@ def test_a_stream_says_that_it_goes_on_before_its_first_token(
         assert answer.status_code == 200
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(3)] == [": waiting", "", ": waiting"]
-    assert swarm.ended.acquire(timeout=30)
+    assert swarm.ended.acquire(timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(("words", "shares"), [(10, False), (200, True)])

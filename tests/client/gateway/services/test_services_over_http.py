@@ -25,7 +25,7 @@ ASKED: dict[str, Any] = {"name": "poet", "model": MODEL}
 
 
 @contextmanager
-def serving(swarm: FakeSwarm, folder: Path, waiting_s: float = 0.3, **headers: str) -> Iterator[httpx.Client]:
+def serving(swarm: FakeSwarm, folder: Path, waiting_s: float = 5.0, **headers: str) -> Iterator[httpx.Client]:
     with (
         gateway(swarm, waiting_s=waiting_s, accounts=(None, folder)) as url,
         httpx.Client(base_url=url, timeout=DEADLINE_S, headers=headers) as client,
@@ -136,7 +136,7 @@ def test_a_service_is_deployed_used_and_deleted(http: httpx.Client, swarm: FakeS
     assert (gone["kind"], gone["state"]) == ("delete", "succeeded")
     assert swarm.held.count == 0
     assert http.get(f"{SERVICES}/poet").status_code == 404
-    assert complete(http).status_code == 404
+    eventually(lambda: complete(http).status_code == 404)
 
 
 def test_a_service_answers_by_its_own_parameters_where_a_request_says_nothing(
@@ -168,7 +168,7 @@ def test_a_service_answers_by_its_own_parameters_where_a_request_says_nothing(
 def test_a_service_has_no_more_generations_at_once_than_its_maximum_and_scales_to_what_is_needed(
     swarm: FakeSwarm, tmp_path: Path
 ) -> None:
-    with serving(swarm, tmp_path, 2.0) as http:  # the third one is seen waiting
+    with serving(swarm, tmp_path, DEADLINE_S) as http:
         deploy(http, resources={"minimum_circuits": 1, "maximum_circuits": 2})
         swarm.hangs_at = 2
         with ThreadPoolExecutor(1) as users, generating(http), generating(http):
@@ -176,10 +176,21 @@ def test_a_service_has_no_more_generations_at_once_than_its_maximum_and_scales_t
             assert now["utilisation"] == 1.0
             third = users.submit(complete, http)
             until(http, waiting=1)
-            refused = third.result(DEADLINE_S)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        swarm.hangs_at = None
+            swarm.hangs_at = None
+        assert third.result(DEADLINE_S).status_code == 200
         until(http, in_use=0, held=2)
+
+
+def test_who_has_waited_for_a_place_in_vain_is_told_when_to_come_back(
+    swarm: FakeSwarm, tmp_path: Path
+) -> None:
+    with serving(swarm, tmp_path, 0.1) as http:
+        deploy(http, resources={"minimum_circuits": 1, "maximum_circuits": 1})
+        swarm.hangs_at = 2
+        with generating(http):
+            until(http, in_use=1)
+            refused = complete(http)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
 
 
 def test_a_preview_says_what_is_missing_and_nothing_is_held(http: httpx.Client, swarm: FakeSwarm) -> None:
