@@ -75,7 +75,6 @@ async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_
         asked = peer.alone()
         assert (await peer.reserve(asked)).HasField("reserved")
         assert (await peer.ready(asked)).readiness.ready
-        monkeypatch.setattr(lease_table, "IDLE_S", 0.5)
         while failures.empty():
             peer.link.post(pb.Request(id=0, await_ready=pb.AwaitReady(session=asked.session, epoch=1)))
             await asyncio.sleep(0)
@@ -153,7 +152,6 @@ async def flood(client: AsyncSwarm, links: int, seconds: float) -> int:
 
 
 @pytest.mark.real
-@pytest.mark.full
 @pytest.mark.anyio
 async def test_a_flood_of_reservations_fails_no_generation(
     attacked: LocalSwarm, client: AsyncSwarm, references: References
