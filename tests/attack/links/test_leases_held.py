@@ -152,6 +152,7 @@ async def flood(client: AsyncSwarm, links: int, seconds: float) -> int:
 
 
 @pytest.mark.real
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_a_flood_of_reservations_fails_no_generation(
     attacked: LocalSwarm, client: AsyncSwarm, references: References
