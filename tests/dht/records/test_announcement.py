@@ -358,7 +358,7 @@ def _signed(kind: int, body: bytes) -> bytes:
     return head + IDENTITY.sign(b"molink-announcement-1\0" + head + body) + body
 
 
-@pytest.mark.parametrize("partner", ["", Identity.generate().peer_id])
+@pytest.mark.parametrize("partner", ["", Identity.generate().peer_id], ids=["nobody", "peer"])
 def test_who_keeps_copies_and_who_may_keep_ones_own_is_announced(partner: str) -> None:
     facts = replace(facts_of(IDENTITY), keeps_copies=True, partner_peer_id=partner)
     found = verify_facts(sign_facts(facts, IDENTITY))
