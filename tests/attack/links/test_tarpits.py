@@ -15,8 +15,8 @@ from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.certificate import new_certificate
-from molink.peer.wire.link.dialled_connection import DIAL_TIMEOUT_S
 from molink.peer.wire.link.link import LinkError
+from molink.peer.wire.link.link_resources import LINK_TIMES
 from molink.shards.spec import Span
 
 SYBILS = 40
@@ -91,7 +91,7 @@ async def test_clients_get_in_and_generate_beside_sybils_that_do_not_answer(
 
 def test_an_address_that_many_claim_is_dialled_once() -> None:
     async def attack() -> None:
-        async with tarpits(1) as [(address, pit)], End(is_client=True) as client:
+        async with tarpits(1) as [(address, pit)], End(is_client=True, times=LINK_TIMES) as client:
             sybils = [Identity.generate() for _ in range(SYBILS)]
             dials = [
                 client.links.to(
@@ -124,8 +124,8 @@ def test_the_address_that_answers_is_not_kept_waiting_by_those_that_do_not() -> 
     async def attack() -> None:
         async with tarpits(3) as pits, End() as honest, End(is_client=True) as client:
             addresses = (*(address for address, _ in pits), *honest.facts.grpc_addresses)
-            within_s = (len(pits) - 0.5) * DIAL_TIMEOUT_S  # one after the other, they would take longer
-            link = await soon(client.links.to(replace(honest.facts, grpc_addresses=addresses), within_s))
+            # one after the other, each would take as long as a test has
+            link = await soon(client.links.to(replace(honest.facts, grpc_addresses=addresses)))
             assert link.peer_id == honest.peer_id
 
     asyncio.run(attack())
