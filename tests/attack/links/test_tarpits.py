@@ -16,6 +16,7 @@ from molink.client.local.local_swarm import LocalSwarm
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.link.link import LinkError
+from molink.peer.wire.link.link_resources import LINK_TIMES
 from molink.shards.spec import Span
 
 SYBILS = 40
@@ -93,7 +94,7 @@ async def test_clients_get_in_and_generate_beside_sybils_that_do_not_answer(
 
 def test_an_address_that_many_claim_is_dialled_once() -> None:
     async def attack() -> None:
-        async with tarpits(1) as [(address, pit)], End(is_client=True) as client:
+        async with tarpits(1) as [(address, pit)], End(is_client=True, times=LINK_TIMES) as client:
             sybils = [Identity.generate() for _ in range(SYBILS)]
             dials = [
                 client.links.to(
@@ -126,8 +127,8 @@ def test_the_address_that_answers_is_reached_beside_those_that_do_not() -> None:
     async def attack() -> None:
         async with tarpits(3) as pits, End() as honest, End(is_client=True) as client:
             addresses = (*(address for address, _ in pits), *honest.facts.grpc_addresses)
-            facts = replace(honest.facts, grpc_addresses=addresses)
-            link = await soon(client.links.to(facts, timeout_s=DEADLINE_S))
+            # one after the other, each would take as long as a test has
+            link = await soon(client.links.to(replace(honest.facts, grpc_addresses=addresses)))
             assert link.peer_id == honest.peer_id
 
     asyncio.run(attack())
