@@ -51,14 +51,14 @@ def wide_problem(seed: int) -> CircuitProblem:
 
 def test_small_problems_are_solved_as_brute_force_solves_them() -> None:
     ratios = []
-    for seed in range(160):
+    for seed in range(120):
         problem = random_problem(np.random.default_rng(seed), 5, 5, full=seed % 2 == 0)
         circuit, best = solve(problem), least_objective_ms(problem)
         assert (circuit is None) == (best is None)
         if circuit is not None and best is not None:
             check_circuit(problem, circuit.hops)
             ratios.append(objective_ms(problem, circuit.hops) / best)
-    assert len(ratios) > 80
+    assert len(ratios) > 60
     assert np.mean(np.array(ratios) < 1 + 1e-9) >= 0.99
     assert max(ratios) <= 1.02
 

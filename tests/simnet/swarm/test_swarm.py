@@ -46,7 +46,7 @@ LONG_LAYERS = replace(QWEN2_7B, name="wide", intermediate_size=60_000)
 """So large that a circuit has several hops."""
 TRACE = tuple(TraceRequest(at * 3.0, 40 + 10 * (at % 7), 30 + 20 * (at % 5)) for at in range(40))
 CHURNING = SwarmSettings(
-    peers=30, duration_s=240.0, gateways=2, rate_rps=0.5, churn=Churn(300.0, crash_share=0.6), seed=3
+    peers=20, duration_s=240.0, gateways=2, rate_rps=0.5, churn=Churn(300.0, crash_share=0.6), seed=3
 )
 
 
