@@ -22,6 +22,7 @@ from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, SettingsError
+from molink.peer.deaths import NO_DEATHS, FaultLog, PastDeaths
 from molink.peer.device.device import choose_devices
 from molink.peer.device.machine_status import describe_machine, read_machine_status
 from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
@@ -82,12 +83,18 @@ class Peer:
         state: StateDir,
         report: Callable[[str], None],
         read_machine: ReadMachine | None = None,
+        *,
+        past: PastDeaths = NO_DEATHS,
+        faults: FaultLog | None = None,
     ) -> None:
-        """`read_machine` tells what the volunteer does; by default it is read of this machine."""
+        """`read_machine` tells what the volunteer does; by default it is read of this machine. `past` starts have died,
+        and `faults` notes what this one uses, in case it dies."""
         self.addresses: tuple[str, ...] = ()
         self.metrics = PeerMetrics()
         self._settings = settings
         self._state = state
+        self._past = past
+        self._faults = faults
         self._progress = report
         self._read_machine = read_machine
         self._switch = ModelSwitch()
@@ -209,7 +216,13 @@ class Peer:
 
     def _starting_status(self) -> dict[str, object]:
         reason = self._start_wait.reason
-        return {"ready": False, **({} if reason is None else {"paused": reason})}
+        return {"ready": False, **({} if reason is None else {"paused": reason}), **self._deaths()}
+
+    def _deaths(self) -> dict[str, object]:
+        if not self._past.deaths:
+            return {}
+        left_out = sorted(self._past.left_out)
+        return {"last_death": str(self._past.deaths[-1]), **({"left_out": left_out} if left_out else {})}
 
     def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {
@@ -233,6 +246,7 @@ class Peer:
                 "free_kv_bytes": parts.leases.free_kv_bytes,
             },
             "reach": parts.reach.describe(),
+            **self._deaths(),
             **describe_predictions(parts.step_times),
             **({} if parts.serving.copying is None else parts.serving.copying.describe()),
             **({} if parts.serving.roles is None else parts.serving.roles.describe()),
