@@ -197,9 +197,10 @@ def _signal(words: bytes) -> str | None:
 def _short(path: str) -> str:
     """A module's path from its package on: what is before may be somebody's name."""
     parts = re.split(r"[\\/]", path)
-    packages = [at for at, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
-    start = packages[-1] + 1 if packages else max(0, len(parts) - 3)
-    return "/".join(parts[start:])
+    for root, own in (("site-packages", 1), ("dist-packages", 1), ("molink", 0)):
+        if root in parts:
+            return "/".join(parts[parts.index(root) + own :])
+    return parts[-1]
 
 
 def _death_of(path: Path) -> Death | None:

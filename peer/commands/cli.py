@@ -145,6 +145,12 @@ def doctor(
     grpc_port: Annotated[int | None, option("grpc_port")] = None,
     relay_port: Annotated[int | None, option("relay_port")] = None,
     state_dir: commands.StateFolder = None,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Print what runs here instead, for a report: no names, addresses or keys."
+        ),
+    ] = False,
     as_json: commands.Json = False,
 ) -> None:
     """Find out what would keep this machine from serving.
@@ -153,6 +159,15 @@ def doctor(
     device and versions; each finding with what to do about it. Before joining, or beside the peer that runs here.
     Exit status 1 if something has to be mended.
     """
+    if report:
+        from molink.peer.commands.report import print_report, report_of
+
+        content = report_of(_folder(state_dir))
+        if as_json:
+            _print_json(content)
+        else:
+            print_report(content)
+        return
     given = {
         "initial_peers": initial_peers,
         "swarm_key": swarm_key,

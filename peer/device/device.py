@@ -112,7 +112,7 @@ def describe_device(device: str) -> DeviceProperties:
         kind=kind,
         name=_gpu_name(int(index)) if kind == "cuda" else processor_name(),
         count=1,
-        memory_bytes=_total_bytes(device),
+        memory_bytes=total_memory_bytes(device),
         system=f"{platform.system()} {platform.machine()}",
         processors=processor_count(),
     )
@@ -162,7 +162,7 @@ def cap_gpu_memory(device: str, cap_bytes: int) -> None:
     import torch
 
     if device.startswith("cuda"):
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / _total_bytes(device)), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_memory_bytes(device)), device)
     elif device == "mps":
         most_bytes = (
             torch.mps.recommended_max_memory()
@@ -250,7 +250,8 @@ def _gpu_name(index: int) -> str:
     return str(torch.cuda.get_device_name(index))
 
 
-def _total_bytes(device: str) -> int:
+def total_memory_bytes(device: str) -> int:
+    """All memory of the device; of a container, its limit."""
     if device.startswith("cuda"):
         import torch
 
