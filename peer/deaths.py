@@ -123,7 +123,7 @@ class FaultLog:
             self._file = None
 
     def use(self, ways: Iterable[str]) -> None:
-        """Notes the native ways that the process uses from now on. A full disk is no reason to stop."""
+        """Notes all native ways that are in use from now on, in place of those before. A full disk stops nothing."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.write(f"ways {json.dumps(sorted(ways))}\n".encode())
@@ -183,7 +183,7 @@ def death_in(text: bytes, at_s: float, software: str) -> Death | None:
     if not told:
         return None
     noted = [json.loads(found[1]) for found in _WAYS.finditer(text)]
-    ways = {str(way) for one in noted for way in one}
+    ways = set(map(str, noted[-1] if noted else ()))
     frame = _FRAME.search(text, told[-1].start())
     place = "" if frame is None else f"{_short(frame[1].decode(errors='replace'))} line {int(frame[2])}"
     return Death(at_s, _signal(told[-1][1]) or "", place, tuple(sorted(ways)), software)

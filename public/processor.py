@@ -3,7 +3,6 @@
 import ctypes
 import platform
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -26,14 +25,8 @@ def is_x86() -> bool:
 @cache
 def processor_flags() -> frozenset[str] | None:
     """The processor's abilities as Linux calls them, such as `avx2`; None: the system does not say."""
-    if sys.platform == "linux":
-        return _of_linux()
-    if sys.platform == "win32":
-        kernel: Any = ctypes.windll.kernel32
-        return frozenset(
-            name for name, number in _WINDOWS_FEATURES.items() if kernel.IsProcessorFeaturePresent(number)
-        )
-    return _of_macos() if sys.platform == "darwin" else None
+    known = {"Linux": _of_linux, "Windows": _of_windows, "Darwin": _of_macos}.get(platform.system())
+    return None if known is None else known()
 
 
 def _of_linux() -> frozenset[str] | None:
@@ -46,6 +39,13 @@ def _of_linux() -> frozenset[str] | None:
     except OSError:
         pass
     return None
+
+
+def _of_windows() -> frozenset[str] | None:
+    kernel: Any = vars(ctypes)["windll"].kernel32
+    return frozenset(
+        name for name, number in _WINDOWS_FEATURES.items() if kernel.IsProcessorFeaturePresent(number)
+    )
 
 
 def _of_macos() -> frozenset[str] | None:

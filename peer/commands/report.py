@@ -90,7 +90,20 @@ def report_of(state_dir: Path) -> dict[str, Any]:
 def _ways(state_dir: Path, left_out: Iterable[str]) -> dict[str, Any]:
     """Native ways that are used, with the bytes of weights that each reads a second, and those that are not, with the
     reason."""
-    return {"left_out_after_deaths": sorted(left_out)}
+    from molink.peer.compute.native_ways import WaysRecord
+    from molink.peer.state_dir import StateDir
+
+    record = WaysRecord.read(StateDir(state_dir).digests)
+    speeds = record.speeds()
+    return {
+        "chosen": {
+            name: f"{speeds[name] / 1e9:.1f} GB/s" if speeds.get(name) else "not measured"
+            for name in record.chosen
+        },
+        "tried": sorted({tried.job.way for tried in record.tried}),
+        "dropped": {dropped.name: dropped.reason for dropped in record.dropped},
+        "left_out_after_deaths": sorted(left_out),
+    }
 
 
 def print_report(report: Mapping[str, Any]) -> None:

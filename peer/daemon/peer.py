@@ -14,6 +14,7 @@ from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
+from molink.peer.compute.native_ways import NativeWays
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError
 from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
@@ -137,8 +138,18 @@ class Peer:
 
     async def _live(self, on_ready: Callable[["Peer"], None]) -> None:
         """With one model, from join to leave. Raises PeerError."""
+        ways = NativeWays(self._state.digests, say, without=self._past.left_out)
+        if self._faults is not None:
+            ways.note = self._faults.use
         bootstrap = Bootstrap(
-            self._settings, self._state, self.metrics, self._changed, self._progress, self._read_machine, self
+            self._settings,
+            self._state,
+            self.metrics,
+            self._changed,
+            self._progress,
+            self._read_machine,
+            self,
+            ways,
         )
         try:
             devices = choose_devices(self._settings.options.device)

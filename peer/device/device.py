@@ -147,7 +147,7 @@ def check_memory(devices: tuple[str, ...], wanted_bytes: int | None) -> None:
     """Raises:
     SettingsError: the devices together do not have as much memory as `--memory` says.
     """
-    there_bytes = len(devices) * min(map(_total_bytes, devices))
+    there_bytes = len(devices) * min(map(total_memory_bytes, devices))
     if wanted_bytes is not None and wanted_bytes > there_bytes:
         raise SettingsError(
             f"--memory {format_bytes(wanted_bytes)} is more than {' and '.join(devices)} of this machine can have, "

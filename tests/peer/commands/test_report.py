@@ -10,6 +10,8 @@ import pytest
 
 from molink.peer.commands import cli
 from molink.peer.commands.report import PACKAGES, cleaned, report_of
+from molink.peer.compute.native_ways import DroppedWay, NativeWay, TriedWay, WaysRecord
+from molink.shards.native.native_way import TrialJob
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 KEY = "4f3c2b1a9d8e7f60514233241506f7e8d9cabbac0d1e2f3041526374859607f8"
@@ -40,6 +42,13 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "software": "molink 0",
     }
     (folder / "deaths.json").write_text(json.dumps({"deaths": [death]}))
+    job = TrialJob(NativeWay.TORCH_BYTES, "int8", "bfloat16", 64, 64, 0, (1,), 1)
+    WaysRecord(
+        WaysRecord.read(folder / "digests").machine,
+        (TriedWay(job, 12.5e9),),
+        (DroppedWay(NativeWay.COMPILED, "ended the process by SIGILL in /home/erika/few_rows.so"),),
+        (NativeWay.TORCH_BYTES, NativeWay.ATTENTION),
+    ).write(folder / "digests")
     frame = b'Current thread 0x0 (most recent call first):\n  File "/home/erika/own.py", line 3 in f\n'
     (folder / "faults.log").write_bytes(
         b'ways ["few_rows"]\nFatal Python error: Illegal instruction\n\n' + frame
@@ -84,6 +93,12 @@ def test_a_report_says_what_runs_here(state_dir: Path, capsys: pytest.CaptureFix
     assert report["memory"]["total_bytes"] >= report["memory"]["offered_bytes"] > 0
     assert report["environment"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     first, second = report["deaths"]
+    assert report["ways"] == {
+        "chosen": {"torch's int8 product": "12.5 GB/s", "torch's fused attention": "not measured"},
+        "tried": ["torch's int8 product"],
+        "dropped": {"the compiled product of few rows": "ended the process by SIGILL in …"},
+        "left_out_after_deaths": [],
+    }
     assert first["death"].startswith("SIGSEGV at 2027-01-15 08:00 UTC")
     assert not first["same_software"]
     assert second["death"].startswith("SIGILL at ")
