@@ -25,6 +25,7 @@ from platformdirs import user_log_dir
 
 from molink.logs import as_logged, log_to_stderr
 from molink.options import Declared, declared_options
+from molink.safe_import import import_refusal
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -208,6 +209,12 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str], *, bare: b
     )  # they are looked for in all installed packages
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what this terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    too_old = import_refusal(
+        "numpy", "use another machine, or `pip install 'numpy<2.4'`, which asks for less"
+    )
+    if too_old is not None:
+        print(f"{program}: {too_old}", file=sys.stderr)
+        return EXIT_FAILURE
     try:
         code = app(spread_initial_peers(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is a failure, and told here

@@ -44,8 +44,10 @@ class UnsupportedArchitecture(WeightsError):
 class QuantizationUnavailable(ValueError):
     """This machine lacks what computes with quantized weights."""
 
-    def __init__(self, quantization: str) -> None:
-        super().__init__(f"{quantization} weights need bitsandbytes: pip install 'molink[quantization]'")
+    def __init__(self, quantization: str, reason: str = "") -> None:
+        """`reason`: why bitsandbytes cannot be used, if it is there."""
+        lack = reason or "pip install 'molink[quantization]'"
+        super().__init__(f"{quantization} weights need bitsandbytes: {lack}")
         self.quantization = quantization
 
 

@@ -111,6 +111,7 @@ no plan that divides it |
 
 Models that also take images or sound: the text part is served, and only its tensors are read or fetched. What is no
 text is refused. Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits), and block-wise fp8 are unpacked while they are read.
+All other quantized forms are refused by the name of a tensor, before anything is loaded.
 What the same tests gave on a GPU is in [benchmarks](benchmarks/gpu.md#gpu-lines).
 """
 _MEASUREMENT = """## How it was measured

@@ -8,6 +8,7 @@ from typing import Literal
 from molink.dht.identity.dialable import host_of
 from molink.dht.membership.swarm_clock import SET_ASIDE_S, TOLERANCE_S
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView
+from molink.peer.deaths import Death
 from molink.peer.memory.memory import format_bytes
 from molink.peer.reach.port_mapping import GatewayError
 from molink.peer.reach.survey import DIRECT, RELAYED, REVERSED, Survey, SurveyedRelay, Trial
@@ -222,6 +223,15 @@ def device_checks(device: str, cards: Sequence[str], unused: str | None) -> list
     if unused is not None:
         return [Check("device", "problem", found, unused)]
     return [Check("device", "ok", found)]
+
+
+def death_checks(deaths: Sequence[Death]) -> list[Check]:
+    """Fatal signals that ended the peer before, the newest last."""
+    if not deaths:
+        return []
+    times = "" if len(deaths) == 1 else f", the newest of {len(deaths)} such deaths"
+    remedy = "if it comes again, report it with what `molink-peer doctor --report` prints"
+    return [Check("last death", "note", f"{deaths[-1]}{times}", remedy)]
 
 
 def version_checks(versions: Mapping[str, str], views: Sequence[PeerView]) -> list[Check]:

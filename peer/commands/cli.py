@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ from molink.progress import Progress
 
 if TYPE_CHECKING:
     from molink.peer.daemon.settings import JoinSettings
+    from molink.peer.deaths import FaultLog, PastDeaths
     from molink.peer.state_dir import StateDir
 
 CALL_TIMEOUT_S = 10.0
@@ -143,6 +145,12 @@ def doctor(
     grpc_port: Annotated[int | None, option("grpc_port")] = None,
     relay_port: Annotated[int | None, option("relay_port")] = None,
     state_dir: commands.StateFolder = None,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Print what runs here instead, for a report: no names, addresses or keys."
+        ),
+    ] = False,
     as_json: commands.Json = False,
 ) -> None:
     """Find out what would keep this machine from serving.
@@ -151,6 +159,15 @@ def doctor(
     device and versions; each finding with what to do about it. Before joining, or beside the peer that runs here.
     Exit status 1 if something has to be mended.
     """
+    if report:
+        from molink.peer.commands.report import print_report, report_of
+
+        content = report_of(_folder(state_dir))
+        if as_json:
+            _print_json(content)
+        else:
+            print_report(content)
+        return
     given = {
         "initial_peers": initial_peers,
         "swarm_key": swarm_key,
@@ -258,6 +275,7 @@ def _serve(given: Mapping[str, object]) -> None:
     with loading_modules():
         from molink.peer.daemon.local_swarms import ask_where_to_join, names_no_swarm
         from molink.peer.daemon.settings import load_settings
+        from molink.peer.deaths import FaultLog, find_deaths
         from molink.peer.device.device import keep_gpu_memory_whole, lower_priority
         from molink.peer.device.machine import raise_descriptor_limit
         from molink.peer.state_dir import StateDir, StateDirInUse
@@ -278,13 +296,21 @@ def _serve(given: Mapping[str, object]) -> None:
     if settings.options.priority == "low":
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:
-        with StateDir(settings.state_dir) as state:
-            _run_peer(settings, state)
+        with StateDir(settings.state_dir) as state, ExitStack() as stack:
+            past = find_deaths(state.path)
+            faults = FaultLog(state.path)
+            try:
+                stack.enter_context(faults)
+            except OSError as error:
+                tell(
+                    f"{faults.path} cannot be written ({error.strerror or error}): a crash would leave no trace"
+                )
+            _run_peer(settings, state, past, faults)
     except StateDirInUse as error:
         raise CommandFailed(str(error)) from error
 
 
-def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
+def _run_peer(settings: "JoinSettings", state: "StateDir", past: "PastDeaths", faults: "FaultLog") -> None:
     """Says where the peer joins, and runs it until it has left."""
     from molink.shards.loading.early_libraries import begin_loading_torch
 
@@ -296,6 +322,8 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
 
     progress = ProgressLines(say)
     progress.report("Loading torch, transformers and libp2p")
+    for line in past.sentences(state.path):
+        say(line)
     say(where_to_join(settings).reason)
     if settings.listen not in ("127.0.0.1", "::1", "localhost"):
         say(f"Listening on {settings.listen}: other machines can reach this peer")
@@ -306,7 +334,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
         from molink.peer.daemon.bootstrap import PeerError
         from molink.peer.daemon.peer import Peer
 
-    peer = Peer(settings, state, progress.report)
+    peer = Peer(settings, state, progress.report, past=past, faults=faults)
     private = settings.options.swarm_key is not None
     try:
         view = terminal_view() if sys.stdout.isatty() else NO_VIEW

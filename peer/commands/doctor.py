@@ -18,6 +18,7 @@ from molink.dht.identity.dialable import host_of
 from molink.peer.commands.checks import (
     Check,
     clock_check,
+    death_checks,
     device_checks,
     disk_checks,
     kind_of_router,
@@ -43,6 +44,7 @@ async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
     """All findings, JSON-ready. `peer_id` is that of the peer that runs here with these settings; empty: none does."""
     from molink.dht.identity.swarm_key import SwarmKey
     from molink.dht.node.discovery import BootstrapUnreachable, Discovery
+    from molink.peer.deaths import past_deaths
     from molink.peer.device.machine import network_addresses
     from molink.peer.state_dir import StateDir
 
@@ -84,6 +86,7 @@ async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
     checks += clock_check([view for view in views if view.peer_id != peer_id], time.time())
     checks += disk_checks(_folders(settings))
     checks += _device_checks(settings.options.device)
+    checks += death_checks(past_deaths(settings.state_dir))
     checks += version_checks(_versions(), views)
     return {
         "healthy": all(check.state != "problem" for check in checks),

@@ -12,6 +12,10 @@ from xml.sax.saxutils import escape
 DRAIN_S = 120
 AGAIN_S = 30
 """Between an end that was a failure and the next start."""
+STARTS = 5
+WITHIN_S = 600
+"""After so many starts within this time the system starts the peer no more: what ends it again and again does so for
+a reason. Launchd has no such limit."""
 SYSTEMS = ("linux", "darwin", "windows")
 
 
@@ -27,6 +31,8 @@ def _unit(command: Sequence[str]) -> str:
     return f"""\
 [Unit]
 Description=MoLink peer
+StartLimitIntervalSec={WITHIN_S}
+StartLimitBurst={STARTS}
 
 [Service]
 ExecStart={words}
@@ -72,7 +78,7 @@ def _task(command: Sequence[str]) -> str:
     <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
     <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
     <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
-    <RestartOnFailure><Interval>PT1M</Interval><Count>999</Count></RestartOnFailure>
+    <RestartOnFailure><Interval>PT1M</Interval><Count>{STARTS}</Count></RestartOnFailure>
   </Settings>
   <Actions>
     <Exec><Command>{escape(program)}</Command><Arguments>{escape(" ".join(arguments))}</Arguments></Exec>

@@ -130,6 +130,10 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def _note_nowhere(_: Collection[str]) -> None:
+    """Forgets which ways are in use."""
+
+
 @dataclass(slots=True, eq=False)
 class NativeWays:
     """Tries native ways for the stages of a peer (`native_way.WaysTrial`). Threads may share it."""
@@ -140,12 +144,15 @@ class NativeWays:
     """Is told of each way that is dropped, in a sentence."""
     without: frozenset[str] = frozenset()
     """Ways that are neither tried nor used in this start, whatever is remembered."""
+    note: Callable[[Collection[str]], None] = _note_nowhere
+    """Is told of the ways that are in use from now on, in case the process dies of one."""
     table: str = TABLE
     """The module whose ways the process tries."""
     _record: WaysRecord | None = None
     _later: list[TrialJob] = field(default_factory=list)
     """Jobs of a compiled library that is not there yet."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _used: set[str] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
 
     @property
@@ -173,6 +180,7 @@ class NativeWays:
                 left = self._try(left)
             for dropped in self.record.dropped:
                 self._say(dropped)
+            self.note(self._used | {job.way for job in jobs} - self._out())  # they are timed now
             return frozenset(self._out())
 
     def try_library(self) -> bool:
@@ -184,6 +192,8 @@ class NativeWays:
     def chose(self, names: Collection[str]) -> None:
         """As `WaysTrial.chose`."""
         with self._lock:
+            self._used.update(names)
+            self.note(self._used)
             if set(names) != set(self.record.chosen):
                 self._keep(replace(self.record, chosen=tuple(sorted(names))))
 

@@ -97,7 +97,7 @@ class PeerError(Exception):
 class Bootstrap:
     """Bootstraps a peer: finds the swarm and the model, measures the machine, begins to serve. `open` it once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         settings: JoinSettings,
         state: StateDir,
@@ -106,8 +106,10 @@ class Bootstrap:
         report: Callable[[str], None],
         read_machine: ReadMachine | None,
         commanded: CommandedPeer,
+        ways: NativeWays,
     ) -> None:
-        """`commanded` does what the operator orders, if the settings name one."""
+        """`commanded` does what the operator orders, if the settings name one. `ways` tries native code."""
+        self._ways = ways
         self._commanded = commanded
         self._settings = settings
         self._state = state
@@ -134,7 +136,7 @@ class Bootstrap:
         model = replace(
             await self._model(others, devices, swarm_key, stack, ranges),
             exact=settings.options.exact == "on",
-            ways=NativeWays(self._state.digests, say),
+            ways=self._ways,
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from molink.peer.daemon.local_listener import HOST, LocalListener
+from molink.peer.deaths import unread_death
 from molink.peer.state_dir import CONTROL_FILE, read_json, write_json
 
 REQUEST_BYTES = 4096
@@ -94,9 +95,11 @@ async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str
     """
     known = read_json(state_dir / CONTROL_FILE)
     port, token = known.get("port"), known.get("token")
+    death = unread_death(state_dir)
+    ended = "" if death is None else f" (the last one was ended by {death})"
     if not isinstance(port, int) or not isinstance(token, str):
         raise NoPeerRunning(
-            f"no peer is running with the state directory {state_dir}: start one with `molink-peer join`, "
+            f"no peer is running with the state directory {state_dir}{ended}: start one with `molink-peer join`, "
             "or name the right folder with --state-dir"
         )
     try:
@@ -112,8 +115,9 @@ async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str
         answer = None
     if not isinstance(answer, dict) or "ok" not in answer:
         raise NoPeerRunning(
-            f"no peer answers for the state directory {state_dir}: the last one "
-            f"(process {known.get('pid')}) seems to have been killed; start one with `molink-peer join`"
+            f"no peer answers for the state directory {state_dir}: the last one (process {known.get('pid')}) "
+            f"{'seems to have been killed' if death is None else f'was ended by {death}'}; "
+            "start one with `molink-peer join`"
         )
     if answer.pop("ok") is not True:
         raise ControlError(f"the peer refused {command}: {answer.get('error', 'no reason given')}")

@@ -14,6 +14,7 @@ from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
+from molink.peer.compute.native_ways import NativeWays
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError
 from molink.peer.daemon.draft import DraftUnusable
 from molink.peer.daemon.local_swarms import LocalPresence
@@ -22,6 +23,7 @@ from molink.peer.daemon.operator_orders import OrderRefused
 from molink.peer.daemon.parts import PeerParts
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, SettingsError
+from molink.peer.deaths import NO_DEATHS, FaultLog, PastDeaths
 from molink.peer.device.device import choose_devices
 from molink.peer.device.machine_status import describe_machine, read_machine_status
 from molink.peer.engine.metrics import PeerMetrics, ServingState, describe_line, describe_predictions
@@ -82,12 +84,18 @@ class Peer:
         state: StateDir,
         report: Callable[[str], None],
         read_machine: ReadMachine | None = None,
+        *,
+        past: PastDeaths = NO_DEATHS,
+        faults: FaultLog | None = None,
     ) -> None:
-        """`read_machine` tells what the volunteer does; by default it is read of this machine."""
+        """`read_machine` tells what the volunteer does; by default it is read of this machine. `past` starts have died,
+        and `faults` notes what this one uses, in case it dies."""
         self.addresses: tuple[str, ...] = ()
         self.metrics = PeerMetrics()
         self._settings = settings
         self._state = state
+        self._past = past
+        self._faults = faults
         self._progress = report
         self._read_machine = read_machine
         self._switch = ModelSwitch()
@@ -130,8 +138,18 @@ class Peer:
 
     async def _live(self, on_ready: Callable[["Peer"], None]) -> None:
         """With one model, from join to leave. Raises PeerError."""
+        ways = NativeWays(self._state.digests, say, without=self._past.left_out)
+        if self._faults is not None:
+            ways.note = self._faults.use
         bootstrap = Bootstrap(
-            self._settings, self._state, self.metrics, self._changed, self._progress, self._read_machine, self
+            self._settings,
+            self._state,
+            self.metrics,
+            self._changed,
+            self._progress,
+            self._read_machine,
+            self,
+            ways,
         )
         try:
             devices = choose_devices(self._settings.options.device)
@@ -209,7 +227,13 @@ class Peer:
 
     def _starting_status(self) -> dict[str, object]:
         reason = self._start_wait.reason
-        return {"ready": False, **({} if reason is None else {"paused": reason})}
+        return {"ready": False, **({} if reason is None else {"paused": reason}), **self._deaths()}
+
+    def _deaths(self) -> dict[str, object]:
+        if not self._past.deaths:
+            return {}
+        left_out = sorted(self._past.left_out)
+        return {"last_death": str(self._past.deaths[-1]), **({"left_out": left_out} if left_out else {})}
 
     def _own_status(self, parts: PeerParts) -> dict[str, object]:
         return {
@@ -233,6 +257,7 @@ class Peer:
                 "free_kv_bytes": parts.leases.free_kv_bytes,
             },
             "reach": parts.reach.describe(),
+            **self._deaths(),
             **describe_predictions(parts.step_times),
             **({} if parts.serving.copying is None else parts.serving.copying.describe()),
             **({} if parts.serving.roles is None else parts.serving.roles.describe()),

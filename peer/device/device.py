@@ -112,7 +112,7 @@ def describe_device(device: str) -> DeviceProperties:
         kind=kind,
         name=_gpu_name(int(index)) if kind == "cuda" else processor_name(),
         count=1,
-        memory_bytes=_total_bytes(device),
+        memory_bytes=total_memory_bytes(device),
         system=f"{platform.system()} {platform.machine()}",
         processors=processor_count(),
     )
@@ -147,7 +147,7 @@ def check_memory(devices: tuple[str, ...], wanted_bytes: int | None) -> None:
     """Raises:
     SettingsError: the devices together do not have as much memory as `--memory` says.
     """
-    there_bytes = len(devices) * min(map(_total_bytes, devices))
+    there_bytes = len(devices) * min(map(total_memory_bytes, devices))
     if wanted_bytes is not None and wanted_bytes > there_bytes:
         raise SettingsError(
             f"--memory {format_bytes(wanted_bytes)} is more than {' and '.join(devices)} of this machine can have, "
@@ -162,7 +162,7 @@ def cap_gpu_memory(device: str, cap_bytes: int) -> None:
     import torch
 
     if device.startswith("cuda"):
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / _total_bytes(device)), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_memory_bytes(device)), device)
     elif device == "mps":
         most_bytes = (
             torch.mps.recommended_max_memory()
@@ -250,7 +250,8 @@ def _gpu_name(index: int) -> str:
     return str(torch.cuda.get_device_name(index))
 
 
-def _total_bytes(device: str) -> int:
+def total_memory_bytes(device: str) -> int:
+    """All memory of the device; of a container, its limit."""
     if device.startswith("cuda"):
         import torch
 

@@ -19,6 +19,7 @@ from molink.peer.device.threads import processor_times
 from molink.peer.memory.memory import format_bytes
 from molink.peer.models.choosing import choose_numbers
 from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
+from molink.safe_import import import_refusal
 from molink.shards.checkpoint import catalog, store
 from molink.shards.checkpoint.safetensors_header import StoreError, weight_files
 from molink.shards.errors import QuantizationUnavailable, WeightsError
@@ -236,6 +237,13 @@ async def open_model(
     numbers = choose_numbers(asked.dtype, asked.quantization, served)
     if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
         raise QuantizationUnavailable(numbers.quantization)
+    refusal = (
+        None
+        if numbers.quantization == "none"
+        else import_refusal("bitsandbytes", "choose --quantization none")
+    )
+    if refusal is not None:
+        raise QuantizationUnavailable(numbers.quantization, refusal)
     spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=name)
     return LocalModel(folder, manifest, spec, hub, report, outlined, digests=digests)
 

@@ -250,6 +250,7 @@ class RankedBackend:
             "exact": model.exact,
             "digests": None if model.digests is None else str(model.digests),
             "way": way.name,
+            "faults": None if model.digests is None else str(model.digests.parent),  # the state directory
         }
         self.ranks = RankProcesses(devices, opening)
         self.engine = RankedEngine(spec, self.ranks)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from molink.peer.deaths import FaultLog
 from molink.peer.device.device import cap_gpu_memory
 from molink.peer.ranks.drawn import described_outcome, request_of
 from molink.peer.ranks.messages import PipeError, read_message, write_message
@@ -283,6 +284,9 @@ def main() -> None:
 
     logging.getLogger("molink").addHandler(_Warnings(answer))
     order, payload = orders.get()
+    if order["faults"] is not None:
+        with suppress(OSError):  # a crash leaves no trace then, as the peer has said
+            FaultLog(Path(order["faults"]), f"rank{order['rank']}").__enter__()
     try:
         torch.set_num_threads(order["threads"])
         rank = Rank(order, answer)

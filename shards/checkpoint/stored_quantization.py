@@ -2,17 +2,34 @@
 
 AWQ, GPTQ and block-wise fp8 are formats on disk only: a peer unpacks a matrix as it reads it (`unpacking.py`) and keeps
 it in the compute dtype, or in int8 or nf4. So every device serves them, without the kernels that were written for
-them. No torch here: a manifest of such a checkpoint counts the matrices, not what they are packed into.
+them. Every other quantized tensor is refused: without its scales it would be loaded as other numbers. No torch here: a
+manifest of such a checkpoint counts the matrices, not what they are packed into.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 WORD_BITS = 32
 """Numbers are packed into int32."""
+_KEY: Final = "quantization_config"
 _SUFFIX = {"awq": ".qweight", "gptq": ".qweight", "fp8": ".weight_scale_inv"}
 """What the name of one tensor of each packed matrix ends with."""
+
+_NARROW_FLOATS: Final = ("F8_", "F6_", "F4")
+"""Their numbers span so little that no model stores matrices in them without scales."""
+_PACKED_INTEGERS: Final = frozenset({"I8", "U8", "I16", "U16", "U32"})
+_WORDS: Final = re.compile(r"weight|pack|zeros|proj")
+"""Found in the names of matrices that are packed into int32; tables of token ids have that type as well."""
+_OF_QUANTIZATION: Final = re.compile(
+    r"scale|scb|zero_?point|zeros|quant|absmax|amax|codebook|packed", re.IGNORECASE
+)
+_OF_ACTIVATIONS: Final = re.compile(
+    r"(?:^|_)(?:input|output|act|activation|[qkv]|kv|prob)(?:_global)?_(?:scale|zero_point)\w*$"
+)
+"""Tensors that say how others round activations, keys and values; the weights are what they are without them."""
+_ADVICE: Final = "use the checkpoint with plain weights and --quantization int8 or nf4"
 
 
 class UnsupportedStorage(ValueError):
@@ -53,7 +70,9 @@ def stored_quantization(configuration: Mapping[str, Any]) -> StoredQuantization 
     Raises:
         UnsupportedStorage: in a way that is not known here.
     """
-    settings = configuration.get("quantization_config")
+    text = configuration.get("text_config")
+    places = (configuration, text if isinstance(text, Mapping) else getattr(text, "__dict__", {}))
+    settings = next((place[_KEY] for place in places if place.get(_KEY) is not None), None)
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -62,7 +81,7 @@ def stored_quantization(configuration: Mapping[str, Any]) -> StoredQuantization 
     if method not in _SUFFIX:
         raise UnsupportedStorage(
             f"its weights are stored quantized as {method[:40]!r}, and of such only awq, gptq and fp8 are served; "
-            "use the checkpoint with plain weights and --quantization int8 or nf4"
+            f"{_ADVICE}"
         )
     bits = settings.get("bits", 8 if method == "fp8" else 4)
     version, form = (
@@ -118,6 +137,7 @@ def packed_matrices(
             dtype = tensors[f"{base}.scales"][0]
         else:
             dtype = "BF16"
+        _check_scales(stored, parts, (shape[0], shape[1]), tensors)
         found[weight] = PackedMatrix(weight, (shape[0], shape[1]), dtype, parts)
     return found
 
@@ -128,16 +148,68 @@ def plain_shapes(
     """(name, dtype, shape) of tensors as they are once they are unpacked.
 
     Raises:
-        UnsupportedStorage: as above.
+        UnsupportedStorage: as above, or a tensor stays quantized.
     """
     stored = stored_quantization(configuration)
-    if stored is None:
-        return tensors
     by_name = {name: (dtype, shape) for name, dtype, shape in tensors}
-    matrices = packed_matrices(stored, by_name)
+    matrices = {} if stored is None else packed_matrices(stored, by_name)
     packed = {part for matrix in matrices.values() for part in matrix.parts}
     plain = [(name, *what) for name, what in by_name.items() if name not in packed]
+    for name, dtype, shape in plain:
+        if _is_quantized(name, dtype, shape):
+            form = (
+                "as MLX does it" if isinstance(configuration.get("quantization"), Mapping) else f"to {dtype}"
+            )
+            raise UnsupportedStorage(
+                f"{name} is quantized {form}, and its scales would not be applied; {_ADVICE}"
+            )
     return [*plain, *((matrix.name, matrix.dtype, matrix.shape) for matrix in matrices.values())]
+
+
+def unused_refusal(names: Iterable[str]) -> str | None:
+    """Why a model is refused that has not used the tensors of these names; None where it needs none of them."""
+    ends = ((name, name.rpartition(".")[2]) for name in sorted(names))
+    unused = [name for name, end in ends if _OF_QUANTIZATION.search(end) and not _OF_ACTIVATIONS.search(end)]
+    if not unused:
+        return None
+    rest = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+    return f"{unused[0]}{rest} would not be applied, so that weights would be other numbers; {_ADVICE}"
+
+
+def _is_quantized(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    """True if the tensor, as it is, stands for other numbers. Masks of attention have the shape [1, 1, n, n]."""
+    if dtype.startswith(_NARROW_FLOATS):
+        return True
+    if len(shape) < 2 or shape[:2] == (1, 1):
+        return False
+    return dtype in _PACKED_INTEGERS or (
+        dtype == "I32" and _WORDS.search(name.rpartition(".")[2]) is not None
+    )
+
+
+def _check_scales(
+    stored: StoredQuantization,
+    parts: tuple[str, ...],
+    shape: tuple[int, int],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> None:
+    """Raises UnsupportedStorage where there is not one scale for each block or group of the matrix."""
+    rows, columns = shape
+    if stored.method == "fp8":
+        name = parts[1]
+        found = tensors[name][1]
+        if all(size == 1 for size in found):
+            return
+        high, wide = stored.block
+        expected = (-(-rows // high), -(-columns // wide)) if high and wide else (1,)
+    else:
+        name = parts[2]
+        found = tensors[name][1]
+        expected = (1 if stored.group_size == -1 else -(-columns // stored.group_size), rows)
+    if found != expected:
+        raise UnsupportedStorage(
+            f"{name} has the shape {list(found)} and not {list(expected)}, as quantization_config says; {_ADVICE}"
+        )
 
 
 def _parts(stored: StoredQuantization, base: str, tensors: Mapping[str, object]) -> tuple[str, ...]:

@@ -59,11 +59,17 @@ class LoadCounter:
 
     def __init__(self, progress: Progress | None, element_bytes: int) -> None:
         self.expected_elements = 0
+        self.used: set[str] = set()
+        """Names of the tensors that have been read."""
         self._progress = progress
         self._element_bytes = element_bytes
         self._elements = 0
         self._not_numbers: set[str] = set()
         self._lock = threading.Lock()
+
+    def use(self, name: str) -> None:
+        with self._lock:
+            self.used.add(name)
 
     def add(self, elements: int) -> None:
         if self._progress is None:
@@ -114,6 +120,7 @@ class CountedTensor:
         self._known = known
 
     def __getitem__(self, index: object) -> torch.Tensor:
+        self._counter.use(self._name)
         digest = None if self._known is None else self._known.digest(self._name)
         if self._known is None or digest is None:
             whole: torch.Tensor = self._part[...]

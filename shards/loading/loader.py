@@ -1,7 +1,7 @@
 """From a folder in Hugging Face format to a stage: only the tensors of its span are read."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConf
 
 from molink.shards.checkpoint.conversions import Conversion, conversion_of
 from molink.shards.checkpoint.dimensions import is_quantizable
-from molink.shards.checkpoint.grouping import layer_of
+from molink.shards.checkpoint.grouping import Groups, group_names, layer_of
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.safetensors_header import StoreError
 from molink.shards.checkpoint.store import read_settings
-from molink.shards.checkpoint.stored_quantization import StoredQuantization, stored_quantization
+from molink.shards.checkpoint.stored_quantization import (
+    StoredQuantization,
+    UnsupportedStorage,
+    plain_shapes,
+    stored_quantization,
+    unused_refusal,
+)
 from molink.shards.checkpoint.verification import Fingerprints, StoredPart
 from molink.shards.codec import dtype_of
 from molink.shards.device.device import Device
@@ -117,8 +123,8 @@ def load_stage(
     if span.stop > layers:
         raise ValueError(f"{folder} has {layers} layers, so there is no span {span}")
     stored = stored_quantization(vars(config))
-    if stored is not None:
-        del config.quantization_config  # matrices are unpacked as they are read
+    for place in (config, text_config(config)):
+        place.__dict__.pop("quantization_config", None)  # matrices are unpacked as they are read
     batching = _batching(folder, config, shard, digests)
     recipe = Recipe(
         dtype_of(settings.dtype),
@@ -234,6 +240,9 @@ def _load_model(
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
     stored, unreadable = _opened(source, exact=recipe.exact)
+    layers = text_config(config).num_hidden_layers
+    groups = group_names(stored, read_settings(folder / "config.json"))
+    _refuse_quantized(folder, stored, _names_of(groups, span, layers))
     counter = LoadCounter(progress, recipe.dtype.itemsize)
     tensors: Mapping[str, StoredPart] = {
         name: CountedTensor(name, part, counter, fingerprints, source.known) for name, part in stored.items()
@@ -255,13 +264,34 @@ def _load_model(
     found = FoundTensors(folder, tensors, unreadable, held)
     model = build_model(found, config, span, counter, recipe)
     counter.refuse_not_numbers(folder)
+    unused = _names_of(groups, span, layers, held) - counter.used
+    refusal = unused_refusal(unused)
+    if refusal is not None:
+        raise WeightsError(folder, refusal)
     if fingerprints is not None and manifest is not None:
-        layers = text_config(config).num_hidden_layers
         fingerprints.check(folder, stored, span, layers, manifest, held)
         if source.known is not None:
             source.known.remember(fingerprints.names)
     counter.finish()
     return model
+
+
+def _names_of(groups: Groups, span: Span, layers: int, held: Collection[int] = ()) -> set[str]:
+    """The tensors of `span`, of a model of so many `layers`, but for layers that are `held` in another form."""
+    names = {name for layer in span if layer not in held for name in groups.layers.get(layer, ())}
+    names.update(groups.embed if span.start == 0 else ())
+    names.update(groups.head if span.stop == layers else ())
+    return names
+
+
+def _refuse_quantized(folder: Path, stored: Mapping[str, StoredPart], names: Iterable[str]) -> None:
+    """Raises WeightsError where one of the tensors stands for numbers that nobody would make of it."""
+    settings = read_settings(folder / "config.json") or {}
+    tensors = ((name, stored[name].get_dtype(), tuple(stored[name].get_shape())) for name in sorted(names))
+    try:
+        plain_shapes(settings, tensors)
+    except UnsupportedStorage as error:
+        raise WeightsError(folder, str(error)) from error
 
 
 def _opened(source: _Source, *, exact: bool) -> tuple[Mapping[str, StoredPart], list[str]]:

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from molink.safe_import import import_refusal
 from molink.shards.checkpoint.dimensions import is_quantizable
 from molink.shards.checkpoint.grouping import layer_of
 from molink.shards.errors import QuantizationUnavailable
@@ -97,6 +98,9 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
 
     def __init__(self, quantization: str, shard: Shard | None = None) -> None:
         super().__init__(QuantizationConfigMixin(quant_method=quantization), pre_quantized=False)
+        refusal = import_refusal("bitsandbytes", "choose --quantization none")
+        if refusal is not None:
+            raise QuantizationUnavailable(quantization, refusal)
         try:
             _import_quietly()
         except ImportError as error:

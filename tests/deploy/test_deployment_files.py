@@ -1,5 +1,6 @@
 """Files for deployment have the form that their readers ask for, and every command line in them is one of ours."""
 
+import configparser
 import json
 import re
 import shlex
@@ -165,6 +166,17 @@ def test_a_peer_in_a_container_has_the_time_that_draining_takes() -> None:
     unit = (FOLDER / "systemd/molink-peer.service").read_text("utf-8")
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(seconds) > DRAIN_S
+
+
+def test_nothing_of_ours_is_started_for_ever() -> None:
+    for path in (FOLDER / "systemd").iterdir():
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read_string(path.read_text("utf-8"))
+        within_s, starts = (int(unit["Unit"][key]) for key in ("StartLimitIntervalSec", "StartLimitBurst"))
+        assert starts * int(unit["Service"]["RestartSec"]) < within_s, path.name
+    services = compose()["services"]
+    for name in ("founder", "peer", "gateway"):
+        assert re.fullmatch(r"on-failure:\d", services[name]["restart"]), name
 
 
 def test_what_the_image_installs_and_names_there_is() -> None:

@@ -40,6 +40,17 @@ def test_the_doctor_looks_at_this_machine_where_no_swarm_is_named(
     assert "-> name a peer of the swarm with --initial-peers" in out
 
 
+def test_the_doctor_tells_of_deaths_and_how_to_report_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "faults.log").write_text("Fatal Python error: Illegal instruction\n")
+    code, out, _ = run(capsys, "doctor", "--state-dir", tmp_path)
+    assert code == 0
+    assert "note    last death: SIGILL at " in out
+    assert "doctor --report" in out
+    assert (tmp_path / "faults.log").exists()  # the next start is to know of it
+
+
 def test_the_doctor_says_what_has_to_be_mended_and_exits_with_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

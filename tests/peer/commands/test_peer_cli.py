@@ -6,6 +6,7 @@ does not use, are loaded before it in one of them; the others do without.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ class PeerError(Exception):
 class Peer:
     addresses = ("/ip4/127.0.0.1/tcp/4001/p2p/ID",)
 
-    def __init__(self, settings, state, report):
+    def __init__(self, settings, state, report, past, faults):
+        faults.use({"int8"} - past.left_out)
         self.settings = settings
         self.loads = mode.startswith("loading")
         self.report = report
@@ -458,6 +460,38 @@ def test_a_peer_that_cannot_serve_fails_with_one_line(
     assert err.startswith(message)
     assert err.count("\n") == 1
     assert not (tmp_path / "control.json").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_start_says_which_signal_ended_the_last_and_does_without_what_died_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    died = f"The last start was ended by SIGSEGV at .*: {tmp_path / 'last-fault.log'} has the stacks"
+    for start in range(3):
+        with peer("plain", "join", "--state-dir", tmp_path) as terminal:
+            lines = terminal.wait_for("ready")
+            assert bool(re.fullmatch(died, lines[0])) == (start > 0)
+            assert any("without the native ways int8" in line for line in lines) == (start == 2)
+            terminal.process.send_signal(signal.SIGSEGV)
+            assert terminal.end()[0] == -signal.SIGSEGV
+        code, _, err = run(capsys, "status", "--state-dir", tmp_path)
+        assert code == 1
+        assert "was ended by SIGSEGV at " in err
+    with peer("plain", "join", "--state-dir", tmp_path) as terminal:
+        terminal.wait_for("ready")
+        terminal.process.kill()
+        terminal.end()
+    assert "seems to have been killed" in run(capsys, "status", "--state-dir", tmp_path)[2]
+
+
+def test_a_fault_file_that_cannot_be_written_does_not_stop_a_peer(tmp_path: Path) -> None:
+    (tmp_path / "faults.log" / "folder").mkdir(parents=True)
+    with peer("plain", "join", "--state-dir", tmp_path) as terminal:
+        terminal.wait_for("ready")
+        terminal.process.send_signal(signal.SIGTERM)
+        code, _, err = terminal.end()
+    assert code == 0
+    assert "a crash would leave no trace" in err
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_peer(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from molink.peer.commands import cli
-from molink.peer.commands.service import AGAIN_S, DRAIN_S, service_file
+from molink.peer.commands.service import AGAIN_S, DRAIN_S, STARTS, WITHIN_S, service_file
 
 COMMAND = (sys.executable, "-m", "molink.peer", "join")
 ODD = ("/home/a b/100%/py$thon", 'say "hi"')
@@ -34,6 +34,9 @@ def test_a_unit_of_systemd_starts_this_program_drains_it_and_does_not_repeat_a_m
     service = unit["Service"]
     assert shlex.split(service["ExecStart"]) == list(COMMAND)
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    limit = (unit["Unit"]["StartLimitIntervalSec"], unit["Unit"]["StartLimitBurst"])
+    assert limit == (str(WITHIN_S), str(STARTS))
+    assert STARTS * AGAIN_S < WITHIN_S  # else no number of failures would reach the limit
     assert (service["RestartSec"], service["TimeoutStopSec"]) == (str(AGAIN_S), str(DRAIN_S))
     assert unit["Install"]["WantedBy"] == "default.target"
 

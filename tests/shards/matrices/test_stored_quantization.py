@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from molink.shards.checkpoint.store import StoreError, describe, read_manifest
+from molink.shards.checkpoint.stored_quantization import UnsupportedStorage, stored_quantization
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
@@ -176,6 +178,148 @@ def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
         assert stage.weight_bytes == pytest.approx(spec.weight_bytes(span), rel=0.01)
+
+
+MATRIX = "model.layers.3.mlp.up_proj.weight"
+BASE = MATRIX.removesuffix("weight")
+FP8 = torch.float8_e4m3fn
+
+
+def one_scale(weight: Tensor) -> Tensor:
+    return weight.abs().max() / 448
+
+
+UNREAD: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "fp8 of AutoFP8 and ModelOpt": lambda weight: {
+        MATRIX: (weight / one_scale(weight)).to(FP8),
+        f"{BASE}weight_scale": one_scale(weight),
+        f"{BASE}input_scale": torch.tensor(0.5),
+    },
+    "fp8 without a scale": lambda weight: {MATRIX: weight.to(FP8)},
+    "nvfp4 of ModelOpt": lambda weight: {
+        MATRIX: torch.zeros(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8),
+        f"{BASE}weight_scale": torch.ones(weight.shape[0], weight.shape[1] // 16).to(FP8),
+        f"{BASE}weight_scale_2": torch.tensor(0.5),
+    },
+    "int8 of bitsandbytes": lambda weight: {
+        MATRIX: (weight * 127 / weight.abs().amax(1, keepdim=True)).round().to(torch.int8),
+        f"{BASE}SCB": weight.abs().amax(1),
+    },
+    "nf4 of bitsandbytes": lambda weight: {
+        MATRIX: torch.zeros(weight.numel() // 2, 1, dtype=torch.uint8),
+        f"{MATRIX}.absmax": torch.ones(weight.numel() // 64),
+        f"{MATRIX}.quant_map": torch.zeros(16),
+    },
+    "int8 of compressed-tensors": lambda weight: {
+        MATRIX: weight.to(torch.int8),
+        f"{BASE}weight_scale": torch.ones(len(weight), 1),
+    },
+    "words of compressed-tensors": lambda weight: {
+        f"{BASE}weight_packed": torch.zeros(weight.shape[0], weight.shape[1] // 8, dtype=torch.int32),
+        f"{BASE}weight_scale": torch.ones(weight.shape[0], weight.shape[1] // 32),
+        f"{BASE}weight_shape": torch.tensor(weight.shape),
+    },
+    "gptq": lambda weight: {
+        f"{BASE}qweight": torch.zeros(weight.shape[1] // 8, weight.shape[0], dtype=torch.int32),
+        f"{BASE}qzeros": torch.zeros(weight.shape[1] // 32, weight.shape[0] // 8, dtype=torch.int32),
+        f"{BASE}scales": torch.ones(weight.shape[1] // 32, weight.shape[0]),
+    },
+    "words of MLX": lambda weight: {
+        MATRIX: torch.zeros(weight.shape[0], weight.shape[1] // 8, dtype=torch.uint32),
+        f"{BASE}scales": torch.ones(weight.shape[0], weight.shape[1] // 64),
+        f"{BASE}biases": torch.ones(weight.shape[0], weight.shape[1] // 64),
+    },
+}
+"""Forms of which nothing in config.json needs to speak, each as what is stored for one matrix."""
+
+
+def with_tensors(model: Path, folder: Path, removed: str, added: dict[str, Tensor]) -> Path:
+    """A copy of a model with other tensors."""
+    copy = copy_of(model, folder)
+    tensors = load_file(copy / "model.safetensors")
+    del tensors[removed]
+    save_file(tensors | added, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("method", [None, "fp8"])
+@pytest.mark.parametrize("form", UNREAD)
+def test_a_matrix_whose_scales_are_not_applied_is_refused(
+    form: str, method: str | None, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    weight = load_file(tiny_model("llama") / "model.safetensors")[MATRIX]
+    folder = with_tensors(tiny_model("llama"), tmp_path / "llama", MATRIX, UNREAD[form](weight))
+    if method is not None:
+        edit(folder / "config.json", quantization_config={"quant_method": method})
+    expected = rf"{BASE}\w+ .*is quantized .*plain weights and --quantization int8 or nf4"
+    with pytest.raises(StoreError, match=expected):
+        read_manifest(folder)
+    with pytest.raises(WeightsError, match=expected):
+        load_stage(folder, Span(2, 4), StageSettings("float32"))
+    assert load_stage(folder, Span(0, 3), StageSettings("float32")).span == Span(0, 3)
+
+
+@pytest.mark.parametrize("scale", ["gate_up_proj_scale", "gate_up_proj_scale_inv", "gate_up_proj_scales"])
+@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+def test_fused_experts_whose_scales_are_not_applied_are_refused(
+    dtype: torch.dtype, scale: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    name = "model.layers.3.mlp.experts.gate_up_proj"
+    weight = load_file(tiny_model("gpt_oss") / "model.safetensors")[name]
+    added = {name: weight.to(dtype), name.replace("gate_up_proj", scale): torch.ones(weight.shape[0], 1, 1)}
+    folder = with_tensors(tiny_model("gpt_oss"), tmp_path / "gpt_oss", name, added)
+    with pytest.raises(StoreError, match=f"{name} is quantized"):
+        read_manifest(folder)
+    with pytest.raises(WeightsError, match=f"{name} is quantized"):
+        load_stage(folder, Span(2, 4), StageSettings("float32"))
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "pre_quant_scale", "SCB", "weight_zero_point"])
+def test_scales_beside_a_plain_matrix_that_nobody_applies_are_refused(
+    name: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    weight = load_file(tiny_model("llama") / "model.safetensors")[MATRIX]
+    added = {MATRIX: weight, f"{BASE}{name}": torch.ones(len(weight))}
+    folder = with_tensors(tiny_model("llama"), tmp_path / "llama", MATRIX, added)
+    with pytest.raises(WeightsError, match=f"{BASE}{name} would not be applied"):
+        load_stage(folder, Span(2, 4), StageSettings("float32"), manifest=read_manifest(folder))
+    assert load_stage(folder, Span(0, 3), StageSettings("float32")).span == Span(0, 3)
+
+
+@pytest.mark.parametrize("name", ["input_scale", "activation_scale", "k_scale", "input_global_scale"])
+def test_scales_of_activations_change_no_weights(name: str, stored: Stored, tmp_path: Path) -> None:
+    packed, plain = stored("llama", "fp8")
+    weight = load_file(packed / "model.safetensors")[MATRIX]
+    added = {MATRIX: weight, f"{BASE}{name}": torch.tensor(0.5)}
+    folder = with_tensors(packed, tmp_path / "llama", MATRIX, added)
+    stages = [load_stage(one, Span(2, 4), StageSettings("float32")) for one in (folder, plain)]
+    ours, theirs = (dict(stage.model.named_parameters()) for stage in stages)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("form", "part"), [("fp8", "weight_scale_inv"), ("awq", "scales")])
+def test_scales_of_other_blocks_than_config_says_are_refused(
+    form: str, part: str, stored: Stored, tmp_path: Path
+) -> None:
+    packed, _ = stored("llama", form)
+    name = f"{BASE}{part}"
+    scales = load_file(packed / "model.safetensors")[name]
+    more = scales.repeat_interleave(2, 0).contiguous()
+    folder = with_tensors(packed, tmp_path / "llama", name, {name: more})
+    with pytest.raises(StoreError, match=f"{name} has the shape"):
+        read_manifest(folder)
+    with pytest.raises(WeightsError, match=f"{name} has the shape"):
+        load_stage(folder, Span(2, 4), StageSettings("float32"))
+
+
+@pytest.mark.parametrize("form", [dict, SimpleNamespace])
+def test_quantization_stated_in_the_text_configuration_counts(form: Callable[..., object]) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}
+    found = stored_quantization({"text_config": form(quantization_config=fp8)})
+    assert found == stored_quantization({"quantization_config": fp8})
+    with pytest.raises(UnsupportedStorage, match="stored quantized as 'compressed-tensors'"):
+        stored_quantization({"text_config": form(quantization_config={"quant_method": "compressed-tensors"})})
+    assert stored_quantization({"text_config": form()}) is None
 
 
 @pytest.mark.parametrize("form", ["awq", "fp8"])
