@@ -1,6 +1,5 @@
 """What `molink-simnet emulate` does with what it was told: runs, one after the other, and what makes them doubtful."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from molink.commands import CommandFailed, tell
+from molink.peer.device.device import processor_count
 from molink.peer.models.choosing import FIRST_MODEL
 from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.wire.transmission.policies import POLICIES
@@ -109,7 +109,7 @@ def all_runs(
 
 def judge(emulation: Emulation, runs: Sequence[EmulationRun]) -> None:
     """Says what makes the numbers doubtful; raises CommandFailed where tokens are not what they should be."""
-    cores = os.cpu_count() or 1
+    cores = processor_count()
     for run in runs:
         name = f"{run.cell.policy} at {run.cell.rate_rps:g} requests/s"
         parts = (*run.usage.processes, run.usage.driver, run.usage.lines)

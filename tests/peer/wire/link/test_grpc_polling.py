@@ -29,7 +29,7 @@ def without_grpc() -> dict[str, str]:
 def at_import(module: str, **environment: str) -> list[str]:
     command = [sys.executable, "-c", AT_IMPORT, module]
     done = subprocess.run(
-        command, env=without_grpc() | environment, capture_output=True, text=True, timeout=60, check=True
+        command, env=without_grpc() | environment, capture_output=True, text=True, timeout=200, check=True
     )
     return done.stdout.split()
 
@@ -54,7 +54,7 @@ def test_what_the_environment_says_of_grpc_stands() -> None:
 def test_this_version_of_grpc_knows_what_it_is_told() -> None:
     program = "import molink.peer.wire.link, grpc, grpc.aio; grpc.insecure_channel('127.0.0.1:1').close()"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True
     )
     assert "Unknown experiment" not in done.stderr
 
