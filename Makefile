@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Of `test`.
 PARTS := test-e2e test-attacks test-units test-engines test-shards test-discovery test-decisions test-check
 
-.PHONY: demo test $(PARTS) test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test $(PARTS) test-triton test-full check test-environments fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 # Made once for all parts of `test`: a link that one of them makes anew is missing to the others for a moment.
 setup: $(if $(IS_SET_UP),,$(VENV)/.linked)
@@ -72,6 +72,10 @@ gpu-suite:
 # Each test has half an hour.
 fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long --timeout=1800
+
+# As root on Linux, with iproute2 and Debian's package locales. Half an hour on two cores.
+test-environments: setup
+	$(BIN)/python -m pytest -m environments tests/environments
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos tests/e2e/changes

@@ -27,7 +27,7 @@ from tempfile import mkdtemp
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FULL = "not fuzz and not attack and not chaos"
+FULL = "not fuzz and not attack and not chaos and not environments"
 USUAL = f"{FULL} and not full and not triton"
 PEERS = ("tests/e2e",)
 ATTACKED = ("tests/attack", "tests/dht/node", "tests/simnet/emulate")
