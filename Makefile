@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-rotation test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
+.PHONY: demo test test-rotation test-triton test-full test-environments check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -67,6 +67,7 @@ test-triton: setup build/triton/.installed-$(TRITON)
 test-full: check build/triton/.installed-$(TRITON)
 	$(PYTEST) -m 'not real' -n auto --full --hypothesis-profile=full --timeout=900
 	$(PYTEST) $(REAL) --full --hypothesis-profile=full --timeout=900
+	$(MAKE) test-environments
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:
@@ -75,6 +76,10 @@ gpu-suite:
 # Each test has half an hour.
 fuzz: setup
 	$(PYTEST) -m fuzz --hypothesis-profile=long --timeout=1800
+
+# As root on Linux, with iproute2 and Debian's package locales. Half an hour on two cores.
+test-environments: setup
+	$(PYTEST) -m environments tests/environments
 
 chaos: setup
 	$(PYTEST) -m chaos tests/e2e/changes

@@ -202,8 +202,8 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str], *, bare: b
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells have it so in the background
             signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=_end_with_stdin, name="parent", daemon=True).start()
-    if "--debug" not in arguments:  # its own log names addresses; what fails is told by ours
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if "--debug" in arguments:  # otherwise links silence it
+        os.environ.setdefault("GRPC_VERBOSITY", "INFO")
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # they are looked for in all installed packages

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -17,7 +17,10 @@ from molink.client.text.demanded_calls import CallChoice
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 
+T = TypeVar("T")
 INTERRUPT_TIMEOUT_S = 10.0
+LONGEST_WAIT_S = 0.25
+"""A wait without end may never hear of a Ctrl-C: it ends so often and begins again."""
 
 
 class Swarm:
@@ -74,7 +77,7 @@ class Swarm:
 
     def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""
-        return self._open().call(self._swarm.models)
+        return _await(self._open().start_task_soon(self._swarm.models))
 
     def generate(
         self,
@@ -85,8 +88,10 @@ class Swarm:
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """The whole generation; see `AsyncSwarm.generate`."""
-        return self._open().call(
-            lambda: self._swarm.generate(prompt, params=params, timeout_s=timeout_s, **sampling)
+        return _await(
+            self._open().start_task_soon(
+                lambda: self._swarm.generate(prompt, params=params, timeout_s=timeout_s, **sampling)
+            )
         )
 
     def chat(
@@ -101,15 +106,17 @@ class Swarm:
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """The model's answer to a chat; see `AsyncSwarm.chat`."""
-        return self._open().call(
-            lambda: self._swarm.chat(
-                messages,
-                tools=tools,
-                tool_choice=tool_choice,
-                chat_template_kwargs=chat_template_kwargs,
-                params=params,
-                timeout_s=timeout_s,
-                **sampling,
+        return _await(
+            self._open().start_task_soon(
+                lambda: self._swarm.chat(
+                    messages,
+                    tools=tools,
+                    tool_choice=tool_choice,
+                    chat_template_kwargs=chat_template_kwargs,
+                    params=params,
+                    timeout_s=timeout_s,
+                    **sampling,
+                )
             )
         )
 
@@ -176,11 +183,13 @@ class Swarm:
         self, prompt: Prompt, *, timeout_s: float = 30.0, **sampling: Unpack[Sampling]
     ) -> Explanation:
         """Generates, and says for each hop what it was predicted to take and what it took."""
-        return self._open().call(lambda: self._swarm.explain(prompt, timeout_s=timeout_s, **sampling))
+        return _await(
+            self._open().start_task_soon(lambda: self._swarm.explain(prompt, timeout_s=timeout_s, **sampling))
+        )
 
     def snapshot(self) -> dict[str, object]:
         """Peers, spans, links and whether a circuit can be formed now; JSON-ready."""
-        return self._open().call(self._swarm.snapshot)
+        return _await(self._open().start_task_soon(self._swarm.snapshot))
 
     def _iterate(self, begin: Callable[[], AsyncGenerator[TextPiece, None]]) -> Iterator[TextPiece]:
         """Steps an asynchronous generator from this thread; leaving the loop early ends the generation."""
@@ -198,9 +207,11 @@ class Swarm:
         return self._portal
 
 
-def _await(coming: "Future[TextPiece | None]") -> TextPiece | None:
-    """The next piece. Ctrl-C while waiting ends the wait on the loop's side too, or the generator could not close."""
+def _await(coming: "Future[T]") -> T:
+    """Its result. Ctrl-C while waiting ends the wait on the loop's side too, or a generator could not close."""
     try:
+        while not coming.done():
+            wait((coming,), LONGEST_WAIT_S)
         return coming.result()
     except BaseException:
         coming.cancel()

@@ -1,6 +1,5 @@
 """`molink`: the commands of whoever uses a swarm. Whatever loads slowly is loaded only where it is needed."""
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from molink.commands import (
     tell,
 )
 from molink.progress import Progress
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from molink.client.api.generation import Explanation, Generation
@@ -96,7 +96,7 @@ def generate(
         ask = partial(_swarm, model, initial_peers, swarm_key, activation_codec, progress)
         is_here = model is not None and Path(model).is_dir()  # then a thread tokenizes
         shown: Literal["stream", "whole", "json"] = "json" if as_json else "stream" if stream else "whole"
-        asyncio.run(_generate(ask, progress, _Asked(prompt, timeout, sampling, shown), is_here=is_here))
+        run_loop(_generate(ask, progress, _Asked(prompt, timeout, sampling, shown), is_here=is_here))
 
 
 @app.command(epilog=example('molink chat --system "You are a poet." --temperature 0.8'))
@@ -161,7 +161,7 @@ def explain(
     prompt = _prompt(prompt)
     with Progress() as progress, _explained():
         swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
-        name, explanation = asyncio.run(_explain(swarm, progress, prompt, timeout, sampling))
+        name, explanation = run_loop(_explain(swarm, progress, prompt, timeout, sampling))
     from molink.client.commands.presentation import console, explanation_json, print_explanation, summary
 
     if as_json:

@@ -28,6 +28,7 @@ from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 from molink.commands import CommandFailed, missing_extra
 from molink.shards.checkpoint import catalog
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def run_demo(peers: int) -> None:
         SwarmError, CommandFailed: something did not work; the sentence says what.
     """
     with _undisturbed():
-        asyncio.run(_Demonstration(peers, console()).run())
+        run_loop(_Demonstration(peers, console()).run())
 
 
 def cut_evenly(layers: int, parts: int) -> list[tuple[int, int]]:

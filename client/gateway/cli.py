@@ -1,6 +1,5 @@
 """`molink-gateway`: the HTTP gateway as a command."""
 
-import asyncio
 import errno
 import re
 import socket
@@ -21,6 +20,7 @@ from molink.client.gateway.slots import WAITING_S
 from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
 from molink.configuration import SettingsError, check_address, checked_otlp_endpoint, configured
 from molink.logs import log_as_json
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.gatekeeper import Gatekeeper
@@ -167,7 +167,7 @@ def serve(
 
         swarm_options = {"initial_peers": initial_peers or None, "swarm_key": swarm_key}
         try:
-            asyncio.run(_serve(listener, serving, model, swarm_options, database, state_dir, public=public))
+            run_loop(_serve(listener, serving, model, swarm_options, database, state_dir, public=public))
         except (InvalidRequest, InvalidDatabaseUrl) as error:
             raise CommandFailed(str(error), EXIT_USAGE) from error
         except (IdentityUnusable, DatabaseUnusable) as error:

@@ -1,6 +1,5 @@
 """`molink-gateway keys` and `usage`: what an operator does with keys, straight in the database."""
 
-import asyncio
 import json
 import re
 import sys
@@ -14,6 +13,7 @@ import typer
 
 from molink import commands
 from molink.commands import EXIT_USAGE, CommandFailed, example, plain, tell, with_logging
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from molink.client.gateway.accounts.api_keys import ApiKey
@@ -224,7 +224,7 @@ def _with_database(
             return await work(database)
 
     try:
-        return asyncio.run(run())
+        return run_loop(run())
     except InvalidDatabaseUrl as error:
         raise CommandFailed(plain(str(error)), EXIT_USAGE) from error
     except (DatabaseUnusable, UnknownKey) as error:

@@ -80,6 +80,11 @@ class Membership:
         with self._lock:
             return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
 
+    def clock_behind_s(self) -> float:
+        """By how much this machine's clock is behind other peers'; below 0: it is ahead."""
+        with self._lock:
+            return self._directory.clock.behind_s(self._clock(), self._wall_clock())
+
     def expire(self) -> tuple[tuple[bytes, Accepted], ...]:
         """Forgets what is over. Returns accusations that could not be judged when they came, and could now."""
         with self._lock:

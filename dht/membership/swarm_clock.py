@@ -45,6 +45,13 @@ class SwarmClock:
         """By how much a peer's own words should be ahead of its clock so that others find them new; not below 0."""
         return min(MOST_AHEAD_S, max(0.0, self._ranked((len(self._sorted_s) + 1) // 2, wall_s - now)))
 
+    def behind_s(self, now: float, wall_s: float) -> float:
+        """By how much this machine's clock is behind the others'; below 0: it is ahead. Where one other clock is known,
+        nobody can say which of the two is wrong."""
+        behind_s = self._ranked((len(self._sorted_s) + 1) // 2, wall_s - now)
+        ahead_s = self._ranked(len(self._sorted_s) // 2, wall_s - now)
+        return behind_s if behind_s > -ahead_s else ahead_s
+
     def least_age_s(self, sequence: int, now: float, wall_s: float) -> float:
         """Returns the least age of what was said with that sequence, in seconds; below 0: it may be new."""
         return self.forgiving_s(now, wall_s) - sequence / 1000

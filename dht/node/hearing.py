@@ -1,4 +1,5 @@
-"""Visibility monitor: whether other peers hold this peer's records, and what to tell its owner if not. Pure.
+"""Visibility and clock monitors: whether other peers hold this peer's records, whether they have another time, and what
+to tell its owner then. Pure.
 
 A peer that nobody shows looks like one that serves: it is ready, and gets no work. That has reasons which only its
 owner can mend, such as a clock, or a line that lets nothing through.
@@ -6,6 +7,8 @@ owner can mend, such as a clock, or a line that lets nothing through.
 
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from molink.dht.membership.swarm_clock import TOLERANCE_S
 
 ASKED = 2
 """Times that others must have been asked in vain before it is said that nobody shows this peer."""
@@ -68,6 +71,29 @@ class VisibilityMonitor:
     def heard(self) -> bool:
         """Whether the last who was asked shows this peer."""
         return self.unheard == 0
+
+
+@dataclass(slots=True)
+class ClockMonitor:
+    """Clock monitor: whether this machine's clock differs from other peers' by more than they bear, and whether the
+    owner has been told. What was heard before a machine slept says nothing, so a difference counts when seen again."""
+
+    seen: int = 0
+    """Times in a row that the clocks differed."""
+
+    def record_difference(self, behind_s: float) -> str | None:
+        """Takes in by how much this machine's clock is behind. Returns a line that the owner should read."""
+        if abs(behind_s) <= TOLERANCE_S:
+            told, self.seen = self.seen >= ASKED, 0
+            return "this machine's clock agrees with other peers' again" if told else None
+        self.seen += 1
+        if self.seen != ASKED:
+            return None
+        where = "behind" if behind_s > 0 else "ahead of"
+        return (
+            f"this machine's clock is {abs(behind_s):.0f} s {where} other peers': if it is wrong, set it, and have "
+            "the system keep it by NTP"
+        )
 
 
 def _ahead(ahead_s: float) -> str:

@@ -14,7 +14,7 @@ from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.node.gossip_links import GossipLinks, jittered
-from molink.dht.node.hearing import Visibility, VisibilityMonitor, visibility_of
+from molink.dht.node.hearing import ClockMonitor, Visibility, VisibilityMonitor, visibility_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class VisibilityCheck:
         self._tasks = tasks
         self._links = links
         self._monitor = VisibilityMonitor()
+        self._clock_monitor = ClockMonitor()
         self._due = trio.current_time()
         self.sequences: Sequences | None = None
 
@@ -65,7 +66,8 @@ class VisibilityCheck:
             self._due = trio.current_time() + jittered(self._timing, self._timing.heard_s)
         ahead_s = (self._membership.own.held_sequence - sequences.last) / 1000
         line = self._monitor.record_answer(outcome, peer_id, self._membership.clock_ahead_s(), ahead_s)
-        if line is not None:
-            logger.warning("%s", line)
+        of_clock = self._clock_monitor.record_difference(self._membership.clock_behind_s())
+        for told in filter(None, (line, of_clock)):
+            logger.warning("%s", told)
         if self._monitor.heard:
             self._due = trio.current_time() + jittered(self._timing, self._timing.anti_entropy_interval_s)

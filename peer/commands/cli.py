@@ -1,6 +1,5 @@
 """`molink-peer`: the commands of a volunteer. Torch and libp2p are loaded only where they are needed."""
 
-import asyncio
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ from molink.commands import (
 from molink.logs import log_as_json
 from molink.peer.commands.access_command import add_access
 from molink.progress import Progress
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from molink.peer.daemon.settings import JoinSettings
@@ -128,7 +128,7 @@ def status(
         from molink.peer.commands.surveys import view_swarm
 
         key = swarm_key or _configured_path("swarm_key")
-        content, print_it = asyncio.run(view_swarm(addresses, key)), print_swarm
+        content, print_it = run_loop(view_swarm(addresses, key)), print_swarm
         if not initial_peers and not as_json:
             print(f"No peer runs here with {folder}. Seen from outside, by the configured {addresses[0]}:")
     if as_json:
@@ -338,7 +338,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir", past: "PastDeaths", f
     private = settings.options.swarm_key is not None
     try:
         view = terminal_view() if sys.stdout.isatty() else NO_VIEW
-        asyncio.run(run_until_left(peer, state.path, progress, private=private, view=view))
+        run_loop(run_until_left(peer, state.path, progress, private=private, view=view))
     except PeerError as error:
         wrong_settings = isinstance(error.__cause__, SettingsError)
         raise CommandFailed(str(error), EXIT_USAGE if wrong_settings else EXIT_FAILURE) from error
@@ -357,13 +357,13 @@ def _examine(given: Mapping[str, object]) -> dict[str, object]:
         load_lean_libp2p()
     settings = load_settings(given)
     try:
-        here = asyncio.run(call_peer(settings.state_dir, "status", CALL_TIMEOUT_S))
+        here = run_loop(call_peer(settings.state_dir, "status", CALL_TIMEOUT_S))
     except NoPeerRunning:
         here = {}
     except ControlError as error:
         raise CommandFailed(str(error)) from error
     try:
-        return asyncio.run(examine(settings, str(here.get("peer_id", ""))))
+        return run_loop(examine(settings, str(here.get("peer_id", ""))))
     except (PortInUse, KeyFileError) as error:
         raise CommandFailed(str(error)) from error
 
@@ -388,7 +388,7 @@ def _is_running(folder: Path) -> bool:
     from molink.peer.daemon.control import ControlError, NoPeerRunning, call_peer
 
     try:
-        asyncio.run(call_peer(folder, "status", CALL_TIMEOUT_S))
+        run_loop(call_peer(folder, "status", CALL_TIMEOUT_S))
     except ControlError as error:
         return not isinstance(error, NoPeerRunning)
     return True
@@ -398,7 +398,7 @@ def _call(command: str, folder: Path) -> dict[str, object]:
     from molink.peer.daemon.control import ControlError, call_peer
 
     try:
-        return asyncio.run(call_peer(folder, command, CALL_TIMEOUT_S))
+        return run_loop(call_peer(folder, command, CALL_TIMEOUT_S))
     except ControlError as error:
         raise CommandFailed(str(error)) from error
 

@@ -12,6 +12,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.description import describe_swarm
+from molink.signals import run_loop
 
 if TYPE_CHECKING:
     from molink.peer.models.model import LocalModel
@@ -67,7 +68,7 @@ def measure_machine(
     try:
         progress(f"Looking for {model}")
         with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
-            local = asyncio.run(open_model(ModelRequest(model, dtype), (), Path(digests), progress))
+            local = run_loop(open_model(ModelRequest(model, dtype), (), Path(digests), progress))
         spec = local.spec
         if device != "cpu":
             progress(f"Trying a layer of {model} on {device}")

@@ -19,6 +19,7 @@ from molink.dht.node.local_network import (
 )
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.wire.link.links import Links
+from molink.signals import run_loop
 
 
 class LocalPresence:
@@ -88,7 +89,7 @@ def ask_where_to_join(settings: JoinSettings) -> dict[str, Any]:
     nothing if there are none, or if nobody is at the terminal."""
     if not sys.stdin.isatty():
         return {}
-    found = asyncio.run(_swarms(settings))
+    found = run_loop(_swarms(settings))
     if not found:
         return {}
     if typer.confirm(

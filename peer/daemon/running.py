@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,9 +113,7 @@ class Interrupts:
     Of SIGHUP only the first counts: a terminal that is closed sends it, and so does the shell that was in it.
     A peer that does not serve yet has nothing to drain: the first one is as the second. What it has fetched is kept.
 
-    Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
-    between two instructions: the loop's wait would go on if the signal came just before it, or met another thread. So
-    each signal also writes to a socket that the loop reads. The loop of Windows has such a one itself.
+    Plain signal handlers, because event loops on Windows have none of their own; `run_loop` has them end its wait.
     """
 
     def __init__(self, peer: RunningPeer, on_leaving: Callable[[], None]) -> None:
@@ -125,8 +122,6 @@ class Interrupts:
         self._on_leaving = on_leaving
         self._count = 0
         self._life: asyncio.Task[None] | None = None
-        self._waking: tuple[socket.socket, socket.socket] | None = None
-        """What the loop reads, and what signals write to."""
 
     @property
     def at_once(self) -> bool:
@@ -135,7 +130,7 @@ class Interrupts:
 
     @contextmanager
     def caught(self, life: "asyncio.Task[None]") -> Iterator[None]:
-        """Signals come here while the context is open and end `life`; call in the loop, on the main thread.
+        """Signals come here while the context is open and end `life`; call in a loop of `run_loop`, on the main thread.
 
         After a signal they do so to the end of the process: the next one ends it, whatever thread still runs.
         """
@@ -151,36 +146,12 @@ class Interrupts:
             loop.call_soon_threadsafe(self._act, self._count)
 
         before = {number: signal.signal(number, note) for number in _ending_signals()}
-        self._wake_loop()
         try:
             yield
         finally:
             if self._count == 0:
                 for number, handler in before.items():
                     signal.signal(number, handler)
-                self._let_loop_wait()
-
-    def _wake_loop(self) -> None:
-        """From here on a signal ends the loop's wait."""
-        reads, writes = socket.socketpair()
-        reads.setblocking(False)
-        writes.setblocking(False)
-        try:
-            asyncio.get_running_loop().add_reader(reads, reads.recv, 4096)
-        except NotImplementedError:  # Windows, whose loop is woken by signals itself
-            reads.close()
-            writes.close()
-        else:
-            signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
-            self._waking = reads, writes
-
-    def _let_loop_wait(self) -> None:
-        if self._waking is not None:
-            signal.set_wakeup_fd(-1)
-            asyncio.get_running_loop().remove_reader(self._waking[0])
-            for end in self._waking:
-                end.close()
-            self._waking = None
 
     def leave_at_once(self) -> None:
         """As the second Ctrl-C does. Call it in the loop."""

@@ -14,6 +14,7 @@ import psutil
 
 from molink.configuration import SettingsError
 from molink.dht.records.records import DeviceProperties
+from molink.peer.device.control_groups import ROOT, read_group_limits
 from molink.peer.device.graphics_cards import hidden_cards, seen_cards
 from molink.peer.device.torch_builds import TorchBuild, unusable_gpus, why_not_used
 from molink.peer.memory.memory import format_bytes
@@ -24,7 +25,6 @@ CPU_SHARE = 0.5
 GPU_SHARE = 0.9
 LOW_NICENESS = 10
 """Of 0 to 19: a program of normal priority gets nine times as much of a processor that both want."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> str:
@@ -118,15 +118,14 @@ def describe_device(device: str) -> DeviceProperties:
     )
 
 
-def free_memory_bytes(device: str) -> int:
+def free_memory_bytes(device: str, root: Path = ROOT) -> int:
     """Memory of the device that nobody uses now; of a container, no more than its limit leaves."""
     if device.startswith("cuda"):
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
     available = int(psutil.virtual_memory().available)  # Apple GPUs share the machine's memory
-    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
-    return available if limit is None or used is None else max(0, min(available, limit - used))
+    return _least(available, read_group_limits(root).free_bytes)
 
 
 def keep_gpu_memory_whole(system: str, environment: MutableMapping[str, str]) -> None:
@@ -196,11 +195,17 @@ def lower_priority() -> None:
         process.nice(max(LOW_NICENESS, process.nice()))
 
 
-def processor_count() -> int:
+def processor_count(root: Path = ROOT) -> int:
     """Processors that this process may use: those it is bound to, and no more than its container's share is worth."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     bound = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return max(1, min(bound, _cgroup_processors() or bound))
+    share = read_group_limits(root).processors
+    return bound if share is None else max(1, min(bound, int(share)))
+
+
+def machine_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may use, of all that the machine has."""
+    return _least(int(psutil.virtual_memory().total), read_group_limits(root).memory_bytes)
 
 
 def processor_name() -> str:
@@ -256,26 +261,11 @@ def total_memory_bytes(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(device)[1])
-    total = int(psutil.virtual_memory().total)
-    limit = _cgroup_bytes("memory.max")
-    return total if limit is None else min(total, limit)
+    return machine_memory_bytes()
 
 
-def _cgroup_bytes(name: str) -> int | None:
-    """A figure of the container that this process is in; None outside of one, or if it has no limit."""
-    try:
-        return int((_CGROUP / name).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # ValueError: "max"
-        return None
-
-
-def _cgroup_processors() -> int | None:
-    """Whole processors that the container's quota is worth, at least one; None where there is no quota."""
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
-        return None
+def _least(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
 
 
 def _linux_processor() -> str:

@@ -3,7 +3,6 @@
 The system tells by psutil, NVIDIA's cards by NVML where that is installed. Nothing here names a program or a user.
 """
 
-import os
 import platform
 import socket
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import psutil
 
+from molink.peer.device.device import free_memory_bytes, machine_memory_bytes, processor_count
 from molink.peer.device.graphics_cards import seen_cards
 from molink.peer.device.machine import network_addresses
 from molink.peer.device.temperature import read_temperatures_c
@@ -28,8 +28,8 @@ def describe_machine() -> dict[str, Any]:
         "release": platform.release(),
         "machine": platform.machine(),
         "processor": platform.processor() or None,
-        "processors": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "processors": processor_count(),
+        "memory_bytes": machine_memory_bytes(),
         "gpus": [{"maker": card.maker, "name": card.name, "driver": card.driver} for card in seen_cards()],
         "addresses": [one.address for one in network_addresses() if not one.loopback],
     }
@@ -37,11 +37,11 @@ def describe_machine() -> dict[str, Any]:
 
 def read_machine_status() -> dict[str, Any]:
     """Returns what this machine does now, JSON-ready: load, memory, temperatures, power. Blocks for CPU_WINDOW_S."""
-    memory = psutil.virtual_memory()
+    total_bytes = machine_memory_bytes()
     return {
         "cpu_percent": psutil.cpu_percent(interval=CPU_WINDOW_S),
-        "memory_used_bytes": memory.total - memory.available,
-        "memory_total_bytes": memory.total,
+        "memory_used_bytes": total_bytes - free_memory_bytes("cpu"),
+        "memory_total_bytes": total_bytes,
         "process_bytes": psutil.Process().memory_info().rss,
         "temperatures_c": read_temperatures_c() or None,
         "gpus": _nvidia_status(),

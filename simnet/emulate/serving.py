@@ -1,7 +1,5 @@
 """What `molink-simnet emulate` does with what it was told: runs, one after the other, and what makes them doubtful."""
 
-import asyncio
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from molink.commands import CommandFailed, tell
+from molink.peer.device.device import processor_count
 from molink.peer.models.choosing import FIRST_MODEL
 from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.wire.transmission.policies import POLICIES
@@ -16,6 +15,7 @@ from molink.progress import Progress
 from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.spec import ModelSpec
+from molink.signals import run_loop
 from molink.simnet.devices.model_shapes import QWEN2_7B, shape_named
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.child_process import EmulationError
@@ -79,7 +79,7 @@ def spec_of(
         digests = Path(folder) / "digests"
         opened = open_model(ModelRequest(model or FIRST_MODEL), (), digests, lambda _: None)
         try:
-            return asyncio.run(opened).spec
+            return run_loop(opened).spec
         except (CheckpointNotFound, StoreError, OSError) as error:
             raise ValueError(str(error)) from error
 
@@ -98,7 +98,7 @@ def all_runs(
                 progress.report(f"{what}: {line}")
 
             try:
-                runs.append(asyncio.run(emulate(emulation, cell, report)))
+                runs.append(run_loop(emulate(emulation, cell, report)))
             except EmulationError as error:
                 raise CommandFailed(str(error)) from error
             if folder is not None:
@@ -109,7 +109,7 @@ def all_runs(
 
 def judge(emulation: Emulation, runs: Sequence[EmulationRun]) -> None:
     """Says what makes the numbers doubtful; raises CommandFailed where tokens are not what they should be."""
-    cores = os.cpu_count() or 1
+    cores = processor_count()
     for run in runs:
         name = f"{run.cell.policy} at {run.cell.rate_rps:g} requests/s"
         parts = (*run.usage.processes, run.usage.driver, run.usage.lines)

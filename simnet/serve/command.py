@@ -1,11 +1,11 @@
 """`molink-simnet serve`: the serving tables of the MoLink papers, and sweeps, in virtual time."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from molink.commands import EXIT_USAGE, CommandFailed
+from molink.peer.device.device import processor_count
 from molink.simnet.core.matrices import read_matrix
 from molink.simnet.core.request_load import kept
 from molink.simnet.core.traces import BUNDLED, bundled_trace, read_trace
@@ -138,7 +138,7 @@ def serve(
     )
 
     def run(_: Path | None) -> Findings:
-        at_once = jobs or os.cpu_count() or 1
+        at_once = jobs or processor_count()
         rows = serve_rows(table, run_all(circuits.run, table.cells, at_once, weight=_weight, name=table.name))
         return Findings(
             "serve",

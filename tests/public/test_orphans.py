@@ -11,6 +11,7 @@ from support.deadline import DEADLINE_S
 CHILD = """
 import asyncio, os, typer
 from molink.commands import run_app
+from molink.signals import run_loop
 app = typer.Typer()
 @app.command()
 def wait():
@@ -21,7 +22,7 @@ def wait():
             await asyncio.Event().wait()
         finally:
             print("goodbye", flush=True)
-    asyncio.run(for_ever())
+    run_loop(for_ever())
 raise SystemExit(run_app(app, "test", [], bare=True))
 """
 PARENT = f"""

@@ -9,10 +9,14 @@ know, with a line on standard error.
 
 The dialling end keeps the event engine: without it links whose connections were cut again and again, through a proxy,
 were lost (tests/e2e/changes/test_broken_connections.py).
+
+Nothing of gRPC's own log reaches standard error: it names addresses, and what fails is told by ours. It too is set by
+the environment alone, and read at the same moment.
 """
 
 import os
 import sys
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 if sys.platform == "linux":
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")

@@ -40,6 +40,7 @@ from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.shards.spec import Span
+from molink.signals import run_loop
 from molink.simnet.core.guessing import SimulatedSpeculation, bundled_draft
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
@@ -226,4 +227,4 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    asyncio.run(EmulatedPeer(PeerConfiguration(**json.loads(sys.argv[1]))).run())
+    run_loop(EmulatedPeer(PeerConfiguration(**json.loads(sys.argv[1]))).run())

@@ -1,6 +1,5 @@
 """`molink-simnet redundancy`: the figures of the redundancy paper (AcceLLM), in virtual time."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -8,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
+from molink.peer.device.device import processor_count
 from molink.simnet.core.matrices import read_matrix
 from molink.simnet.core.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.core.traces import read_trace
@@ -118,7 +118,7 @@ def redundancy(
     }
 
     def run(_: Path | None) -> Findings:
-        runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
+        runs = run_all(simulate, cells, jobs or processor_count(), weight=_weight, name="redundancy")
         rows = redundancy_rows(runs)
         agreed = claims(rows)
         return Findings(

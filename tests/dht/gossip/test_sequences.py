@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.gossip.sequences import SET_ASIDE, SET_ASIDE_AHEAD, Sequences
-from molink.dht.node.hearing import Visibility, VisibilityMonitor, visibility_of
+from molink.dht.node.hearing import ClockMonitor, Visibility, VisibilityMonitor, visibility_of
 
 
 @dataclass(slots=True)
@@ -125,3 +125,19 @@ def test_the_line_names_what_the_owner_can_change(
     hearing = VisibilityMonitor()
     lines = [hearing.record_answer(outcome, "12D3", clock_ahead_s, 600.0) for _ in range(2)]
     assert word in str(lines)
+
+
+def test_a_wrong_clock_is_told_once_when_seen_twice_and_again_when_set() -> None:
+    monitor = ClockMonitor()
+    said = [monitor.record_difference(behind_s) for behind_s in (0.0, 7200.0, 7200.0, 7200.0, 1.0, 0.0)]
+    assert [line is not None for line in said] == [False, False, True, False, True, False]
+    assert "7200 s behind" in (said[2] or "")
+    assert "agrees" in (said[4] or "")
+
+
+def test_a_clock_seems_wrong_for_a_moment_after_a_sleep_without_a_word() -> None:
+    monitor = ClockMonitor()
+    assert [monitor.record_difference(behind_s) for behind_s in (-28_800.0, 0.0, -28_800.0, 0.0)] == [
+        None
+    ] * 4
+    assert [monitor.record_difference(-7200.0) for _ in range(2)][1] is not None

@@ -53,6 +53,20 @@ def test_a_machine_whose_clock_is_wrong_judges_by_that_of_others() -> None:
     assert ahead.least_age_s(int(1000 * (NOW_S - 86_400.0)), 50.0, NOW_S) < 0
 
 
+@pytest.mark.parametrize(
+    ("others", "behind"),
+    [((), 0.0), ((7200.0,), 7200.0), ((-7200.0,), -7200.0), ((0.0, 7200.0), 0.0), ((7200.0, 7201.0), 7200.0)],
+)
+def test_how_far_a_clock_is_behind_is_told_by_the_median(others: tuple[float, ...], behind: float) -> None:
+    assert clock_of(*others).behind_s(50.0, NOW_S) == pytest.approx(behind)
+
+
+def test_a_clock_that_jumps_is_behind_by_as_much() -> None:
+    clock = clock_of(0.0, 1.0, 2.0)
+    assert clock.behind_s(60.0, NOW_S + 10.0 - 3600.0) == pytest.approx(3601.0)
+    assert clock.behind_s(60.0, NOW_S + 10.0 + 3600.0) == pytest.approx(-3599.0)
+
+
 def test_one_source_alone_is_given_the_benefit_of_the_doubt_and_a_clock_that_is_set_changes_nothing() -> None:
     clock = clock_of(-86_400.0)
     assert clock.least_age_s(int(1000 * (NOW_S - 86_400.0)), 50.0, NOW_S) < 0

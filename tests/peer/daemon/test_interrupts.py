@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from molink.peer.daemon import running
+from molink.signals import run_loop
 
 mode, signals, folder = sys.argv[1:]
 
@@ -71,9 +72,9 @@ class Peer:
 
 selector = Interrupted()
 running.AT_ONCE_S, running.ENDS_AFTER_S = 0.2, 30.0
-with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-    progress = running.ProgressLines(running.say)
-    runner.run(running.run_until_left(Peer(), Path(folder), progress, private=False))
+selectors.DefaultSelector = lambda: selector
+progress = running.ProgressLines(running.say)
+run_loop(running.run_until_left(Peer(), Path(folder), progress, private=False))
 '''
 
 

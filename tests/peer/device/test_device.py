@@ -1,7 +1,5 @@
 """A device is one that this machine has, or a sentence says which ones it has."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 import torch
@@ -15,7 +13,6 @@ from molink.peer.device.device import (
     choose_devices,
     default_memory_bytes,
     describe_device,
-    free_memory_bytes,
     keep_gpu_memory_whole,
     processor_count,
     why_not_others,
@@ -137,34 +134,6 @@ def test_the_description_is_of_this_machine() -> None:
 def test_by_default_half_of_the_available_memory_is_taken() -> None:
     half = default_memory_bytes("cpu")
     assert 0 < half < psutil.virtual_memory().total / 2 + 1
-
-
-@pytest.mark.parametrize(
-    ("quota", "processors"),
-    [("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)],
-)
-def test_a_containers_share_of_processors_is_no_more_than_its_quota(
-    quota: str, processors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "_CGROUP", tmp_path)
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert processor_count() == 6
-    (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    assert processor_count() == processors
-
-
-def test_a_container_counts_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_CGROUP", tmp_path)
-    outside = describe_device("cpu").memory_bytes
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-    assert describe_device("cpu").memory_bytes == outside
-    (tmp_path / "memory.max").write_text("5000000\n")
-    assert describe_device("cpu").memory_bytes == 5_000_000
-    assert free_memory_bytes("cpu") == 4_000_000
-    assert default_memory_bytes("cpu") == 2_000_000
-    (tmp_path / "memory.current").write_text("6000000\n")
-    assert free_memory_bytes("cpu") == 0
 
 
 def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
