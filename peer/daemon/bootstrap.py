@@ -82,6 +82,7 @@ from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import LinkHandler
 from molink.routing.placement.placement import describe_preview
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
+from molink.shards.native.compiling import user_folder
 from molink.shards.spec import GUESSES, PENALTIES, Span
 from molink.shards.store.blobs import BlobStore
 from molink.shards.text.token_masks import grammars_are_available
@@ -134,7 +135,7 @@ class Bootstrap:
         model = replace(
             await self._model(others, devices, swarm_key, stack, ranges),
             exact=settings.options.exact == "on",
-            ways=NativeWays(self._state.digests, say),
+            ways=NativeWays(user_folder(), say),
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
