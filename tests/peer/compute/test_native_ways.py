@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.devices import failing_ways
 
-from molink.peer.compute.native_ways import NativeWays, WaysRecord, machine_facts
+from molink.peer.compute.native_ways import NativeWays, TriedWay, WaysRecord, machine_facts
 from molink.shards.native import compiling
 from molink.shards.native.native_way import NativeWay, TrialJob
 
@@ -71,8 +71,12 @@ def test_what_is_known_is_not_tried_again_but_said(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
+def remember(folder: Path) -> None:
+    WaysRecord(machine_facts(), tried=(TriedWay(job("right"), 1.0),)).write(folder)
+
+
 def test_another_shape_offset_or_dtype_is_tried(tmp_path: Path) -> None:
-    NativeWays(tmp_path, print, table=FAILING).try_ways([job("right")])
+    remember(tmp_path)
     known = NativeWays(tmp_path, print, table=NONE_STARTS)
     assert known.try_ways([job("right")]) == frozenset()
     for other in (job("right", 40), job("right", dtype="bfloat16"), job("right", form="int8")):
@@ -85,7 +89,7 @@ def test_another_shape_offset_or_dtype_is_tried(tmp_path: Path) -> None:
 def test_other_instruction_sets_are_another_machine(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    NativeWays(tmp_path, print, table=FAILING).try_ways([job("right")])
+    remember(tmp_path)
     monkeypatch.setenv(variable, "0")
     assert machine_facts()["environment"][variable] == "0"
     assert WaysRecord.read(tmp_path).tried == ()
@@ -118,7 +122,7 @@ def test_what_was_chosen_is_remembered_with_its_speed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", '{"tried": [{"job": 1}]}', '{"tried": [], "dropped": [3]}'])
 def test_a_damaged_record_is_an_empty_one(content: str, tmp_path: Path) -> None:
-    NativeWays(tmp_path, print, table=FAILING).try_ways([job("right")])
+    remember(tmp_path)
     (path,) = tmp_path.glob("ways-*.json")
     assert json.loads(path.read_text())["tried"]
     path.write_text(content)
