@@ -73,7 +73,7 @@ def report_of(state_dir: Path) -> dict[str, Any]:
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
         },
-        "ways": _ways(state_dir, ways_to_leave_out(deaths, software_here())),
+        "ways": _ways(ways_to_leave_out(deaths, software_here())),
         "deaths": [
             {
                 "death": str(death),
@@ -87,13 +87,13 @@ def report_of(state_dir: Path) -> dict[str, Any]:
     return cleaned
 
 
-def _ways(state_dir: Path, left_out: Iterable[str]) -> dict[str, Any]:
+def _ways(left_out: Iterable[str]) -> dict[str, Any]:
     """Native ways that are used, with the bytes of weights that each reads a second, and those that are not, with the
     reason."""
     from molink.peer.compute.native_ways import WaysRecord
-    from molink.peer.state_dir import StateDir
+    from molink.shards.native.compiling import user_folder
 
-    record = WaysRecord.read(StateDir(state_dir).digests)
+    record = WaysRecord.read(user_folder())
     speeds = record.speeds()
     return {
         "chosen": {

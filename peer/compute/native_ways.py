@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 
 import psutil
 import torch
+from filelock import FileLock, Timeout
 
 from molink.peer.device.device import processor_name
 from molink.shards.native.compiling import kept_library_name, user_folder
@@ -37,6 +38,8 @@ __all__ = ["DroppedWay", "NativeWay", "NativeWays", "TriedWay", "WaysRecord"]
 TABLE: Final = "molink.shards.matrices.trial_table"
 READY_WITHIN_S: Final = 120.0
 """The process has imported torch by then, on a busy machine too."""
+WAITED_S: Final = 60.0
+"""For another peer of the same user that tries ways; after that both try."""
 REMEMBERED: Final = 1000
 """Tried matrices in a record, the newest."""
 _FORMAT: Final = 1
@@ -139,7 +142,7 @@ class NativeWays:
     """Tries native ways for the stages of a peer (`native_way.WaysTrial`). Threads may share it."""
 
     folder: Path
-    """Where records lie."""
+    """Where the records of all of a user's peers lie, as a rule `compiling.user_folder()`."""
     say: Callable[[str], None]
     """Is told of each way that is dropped, in a sentence."""
     without: frozenset[str] = frozenset()
@@ -169,15 +172,12 @@ class NativeWays:
             library = kept_library_name(user_folder()) if any(map(_is_compiled, jobs)) else ""
             named = [replace(job, library=library) if _is_compiled(job) else job for job in jobs]
             self._later += [job for job in named if _is_compiled(job) and not library]
-            record, out = self.record, self._out()
-            known = {tried.job for tried in record.tried}
-            left = [
-                job
-                for job in named
-                if job not in known and job.way not in out and (library or not _is_compiled(job))
-            ]
-            while left:
-                left = self._try(left)
+            asked = [job for job in named if library or not _is_compiled(job)]
+            if self._unknown(asked):
+                with self._alone():
+                    left = self._unknown(asked)
+                    while left:
+                        left = self._try(left)
             for dropped in self.record.dropped:
                 self._say(dropped)
             self.note(self._used | {job.way for job in jobs} - self._out())  # they are timed now
@@ -195,7 +195,27 @@ class NativeWays:
             self._used.update(names)
             self.note(self._used)
             if set(names) != set(self.record.chosen):
-                self._keep(replace(self.record, chosen=tuple(sorted(names))))
+                with self._alone():
+                    self._keep(replace(self.record, chosen=tuple(sorted(names))))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of all of a user's peers one tries; the others wait, and find what it has found."""
+        lock = FileLock(self.folder / "ways.lock", timeout=WAITED_S)
+        with suppress(OSError, Timeout, NotImplementedError):  # a folder that cannot be written or locked
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            passing = tuple(one for one in self.record.dropped if not one.is_lasting)
+            found = WaysRecord.read(self.folder)
+            self._record = replace(found, dropped=(*found.dropped, *passing))
+            yield
+        finally:
+            lock.release()
+
+    def _unknown(self, jobs: Sequence[TrialJob]) -> list[TrialJob]:
+        known, out = {tried.job for tried in self.record.tried}, self._out()
+        return [job for job in jobs if job not in known and job.way not in out]
 
     def _out(self) -> set[str]:
         return {dropped.name for dropped in self.record.dropped} | self.without
@@ -244,16 +264,17 @@ class _Conversation:
         except OSError as error:
             return [], self._drop_all(f"could not be begun ({error.strerror or error})")
         lines: queue.Queue[bytes] = queue.Queue()
+        reader = threading.Thread(
+            target=_read, args=(process.stdout, lines), name="native trial", daemon=True
+        )
+        reader.start()
         try:
-            reader = threading.Thread(
-                target=_read, args=(process.stdout, lines), name="native trial", daemon=True
-            )
-            reader.start()
             self._order(process)
             ended = self._listen(process, lines)
         finally:
             process.kill()
-            process.wait()
+            with suppress(OSError), process:  # closes its pipes and waits for it
+                reader.join()
         if not ended:
             self._blame(process.returncode)
         if not self._tried and not self._dropped:

@@ -35,6 +35,7 @@ from molink.peer.state_dir import StateDir
 from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.errors import QuantizationUnavailable, WeightsError
+from molink.shards.native.compiling import user_folder
 
 RETRY_S = 1.0
 SWITCH_INTERVAL_S = 0.0002
@@ -138,7 +139,7 @@ class Peer:
 
     async def _live(self, on_ready: Callable[["Peer"], None]) -> None:
         """With one model, from join to leave. Raises PeerError."""
-        ways = NativeWays(self._state.digests, say, without=self._past.left_out)
+        ways = NativeWays(user_folder(), say, without=self._past.left_out)
         if self._faults is not None:
             ways.note = self._faults.use
         bootstrap = Bootstrap(

@@ -35,6 +35,7 @@ from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.linear import install_products
 from molink.shards.matrices.packed_layers import put_together
 from molink.shards.matrices.quantize import StreamingQuantizer
+from molink.shards.matrices.quantized_products import quantized_layers
 from molink.shards.model.later_packing import LaterPacking, LaterWork
 from molink.shards.model.partial_model import layers_path, make_partial, without_absent
 from molink.shards.model.probe import ProbeBatch, probe_input, rope_settings
@@ -329,9 +330,17 @@ def make_stage(
     if device.type == "cpu":
         without = recipe.ways.try_ways(jobs_of(model, text, slot, few_rows))
     slot.writes_scores = NativeWay.ATTENTION in without
+    for _, matrices in quantized_layers(model):
+        matrices.ways = replace(matrices.ways, without=without)
     if few_rows is not None and NativeWay.COMPILED in without:
         few_rows.decline()
-    if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
+    runs_layers = NativeWay.LINEAR not in without  # which fusing does before products are installed
+    if (
+        runs_layers
+        and kernels is None
+        and recipe.batching is Batching.PACKED
+        and isinstance(layers, nn.ModuleList)
+    ):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
         fuse_layers(owner, layers, text, slot, few_rows)
     later = LaterPacking() if recipe.packs_later else None

@@ -134,7 +134,7 @@ class QuantizedMatrices(nn.Module, ABC):
         ways = {way for _, way in self.ways.choice or ()}
         found = {self.kernel_way} if by_kernel in ways else set()
         found |= {NativeWay.TORCH_BYTES} if _by_bytes in ways else set()
-        return found or {self.unpacking_way}
+        return found or {self.unpacking_way} - self.ways.without
 
     def uses_kernel(self) -> bool:
         """Whether it is what was chosen."""

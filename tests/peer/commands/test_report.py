@@ -11,6 +11,7 @@ import pytest
 from molink.peer.commands import cli
 from molink.peer.commands.report import PACKAGES, cleaned, report_of
 from molink.peer.compute.native_ways import DroppedWay, NativeWay, TriedWay, WaysRecord
+from molink.shards.native.compiling import user_folder
 from molink.shards.native.native_way import TrialJob
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -26,6 +27,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOSTNAME", "erikas-pc.example.org")
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "erika"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home" / "erika"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("MKL_NOTE", f"/home/erika/mkl of erika at {ADDRESS}:4001")
@@ -44,11 +46,11 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "deaths.json").write_text(json.dumps({"deaths": [death]}))
     job = TrialJob(NativeWay.TORCH_BYTES, "int8", "bfloat16", 64, 64, 0, (1,), 1)
     WaysRecord(
-        WaysRecord.read(folder / "digests").machine,
+        WaysRecord.read(user_folder()).machine,
         (TriedWay(job, 12.5e9),),
         (DroppedWay(NativeWay.COMPILED, "ended the process by SIGILL in /home/erika/few_rows.so"),),
         (NativeWay.TORCH_BYTES, NativeWay.ATTENTION),
-    ).write(folder / "digests")
+    ).write(user_folder())
     frame = b'Current thread 0x0 (most recent call first):\n  File "/home/erika/own.py", line 3 in f\n'
     (folder / "faults.log").write_bytes(
         b'ways ["few_rows"]\nFatal Python error: Illegal instruction\n\n' + frame
