@@ -1,37 +1,50 @@
 # Every target starts from a bare clone: the virtual environment is made when it is missing or its inputs changed.
-PYTHON ?= python3
+# Without PYTHON: `python3` if that is a tried version (see requires-python), else the newest tried one that runs.
+TRIED := 3.13 3.12 3.11
+runs-tried = $(shell $(1) -c 'import sys; print("$(1)" if "%d.%d" % sys.version_info[:2] in "$(TRIED)".split() else "")' 2>/dev/null)
+ifndef PYTHON
+PYTHON := $(firstword $(foreach name,python3 $(TRIED:%=python%),$(call runs-tried,$(name))))
+endif
+# Named in full, for .venv's own comes first in the recipes' PATH.
+BASE := $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-rotation test-triton test-full test-environments check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
+.PHONY: demo test test-rotation test-triton test-full test-environments test-dependencies test-dependencies-core dependencies check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
 
-setup: $(VENV)/.linked
+setup: $(VENV)/.linked $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "molink needs Python 3.11 or newer; $$($(PYTHON) --version) was found. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@command -v gcc >/dev/null || \
-	  { echo "gcc is missing: libp2p's dependency fastecdsa is compiled on install. Try: apt-get install -y gcc libc6-dev libgmp-dev" >&2; exit 1; }
-	@echo '#include <gmp.h>' | gcc -E - >/dev/null 2>&1 || \
-	  { echo "gmp.h is missing: libp2p's dependency fastecdsa is compiled on install. Try: apt-get install -y libgmp-dev" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# What the demonstration needs. The environment is made anew where PYTHON is another version than it has.
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+EDITABLE := --no-build-isolation --config-settings editable_mode=strict
+$(VENV)/.runs: pyproject.toml constraints.txt $(if $(and $(BASE),$(filter-out $(shell $(BIN)/python -V 2>/dev/null),$(shell $(BASE) -V))),.other-python)
+	@PYTHON='$(or $(BASE),$(PYTHON))' TRIED='$(TRIED)' sh tests/prepare_system.sh $(MAKECMDGOALS)
+	@test "$$($(BIN)/python -V 2>/dev/null)" = "$$($(BASE) -V)" || $(BASE) -m venv --clear $(VENV)
 	@echo "Installing molink and what it needs into $(VENV) (two to three minutes the first time)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' --config-settings editable_mode=strict
+	@$(PIP) torch 'setuptools>=77'
+	@$(PIP) -e '.[gateway]' $(EDITABLE)
+	@touch $@ $(VENV)/.linked
+
+.PHONY: .other-python
+.other-python:
+
+# What tests and checks need besides.
+$(VENV)/.installed: $(VENV)/.runs | $(VENV)/.linked
+	@$(PIP) -e '.[dev]' $(EDITABLE)
 	@touch $@
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
 TOPS := public shards dht routing peer client simnet
 PACKAGES := $(patsubst %/__init__.py,%,$(shell find $(TOPS) -name __init__.py)) shards/models/tiny-shakespeare simnet/data \
   client/gateway/page/site client/gateway/page/site/vendor
-$(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+$(VENV)/.linked: $(VENV)/.runs $(PACKAGES)
+	@$(PIP) --no-deps -e . $(EDITABLE)
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.linked
 	$(BIN)/molink demo --peers 4
 
 check: setup
@@ -67,7 +80,17 @@ test-triton: setup build/triton/.installed-$(TRITON)
 test-full: check build/triton/.installed-$(TRITON)
 	$(PYTEST) -m 'not real' -n auto --full --hypothesis-profile=full --timeout=900
 	$(PYTEST) $(REAL) --full --hypothesis-profile=full --timeout=900
-	$(MAKE) test-environments
+	$(MAKE) test-environments test-dependencies
+
+# The product on the oldest and on the newest releases that pyproject.toml allows. In full PyPI's torch is 3 GB each.
+test-dependencies: setup
+	$(BIN)/python tests/dependencies
+
+test-dependencies-core: setup
+	$(BIN)/python tests/dependencies --core
+
+dependencies: setup
+	$(BIN)/python tests/dependencies --write
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:

@@ -18,6 +18,7 @@ from molink.shards.attention.attention import AttentionRules, BatchSlot
 from molink.shards.kernels.few_rows_layers import FewRowsLayer, FewRowsSteps
 from molink.shards.matrices.quantize import joined
 from molink.shards.model.probe import ProbeBatch, probe_input
+from molink.shards.model.stage import cache_parameter
 from molink.shards.native.few_rows import FewRows
 
 _ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
@@ -107,17 +108,19 @@ def _rules_if_alike(
     layer: Part, rotary: Part, config: PreTrainedConfig, slot: BatchSlot
 ) -> AttentionRules | None:
     """How the layer attends, if its function gives what its own forward gives."""
-    dtype = layer.input_layernorm.weight.dtype
+    dtype, cache = layer.input_layernorm.weight.dtype, cache_parameter(layer.forward)
+    if not cache:
+        return None
     hidden = probe_input(config.hidden_size, dtype, torch.device("cpu"))
     positions = torch.tensor([[min(at, config.max_position_embeddings - 1) for at in _TRIED_POSITIONS]])
     with torch.inference_mode():
         named = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
-        own, probe = _tried(layer.forward, hidden, named, config, slot)
+        own, probe = _tried(layer.forward, cache, hidden, named, config, slot)
         rules = probe.rules_of(layer.self_attn.layer_idx)
         if rules is None or rules.sinks is not None:
             return None
         try:
-            fused, other = _tried(_fused(layer, slot, rules), hidden, named, config, slot)
+            fused, other = _tried(_fused(layer, slot, rules), cache, hidden, named, config, slot)
         except (RuntimeError, AttributeError):  # of other shapes or parts than the family has
             return None
     pairs = [(own - hidden, fused - hidden)]
@@ -130,14 +133,19 @@ def _rules_if_alike(
 
 
 def _tried(
-    forward: Forward, hidden: Tensor, named: dict[str, Any], config: PreTrainedConfig, slot: BatchSlot
+    forward: Forward,
+    cache: str,
+    hidden: Tensor,
+    named: dict[str, Any],
+    config: PreTrainedConfig,
+    slot: BatchSlot,
 ) -> tuple[Tensor, ProbeBatch]:
-    """What a layer gives, and the batch that has seen what it stores and how it attends."""
+    """Output of a layer that takes its cache as `cache`, and the batch that saw what it stores and how it attends."""
     probe = ProbeBatch(config, keeps_states=False)
     slot.batch = probe
     slot.begin(probe)
     try:
-        result = forward(hidden, attention_mask=None, past_key_values=probe, use_cache=True, **named)
+        result = forward(hidden, attention_mask=None, use_cache=True, **{cache: probe}, **named)
     finally:
         slot.batch = None
     return result.float(), probe
@@ -186,15 +194,14 @@ def _fused(layer: Part, slot: BatchSlot, rules: AttentionRules, lone: FewRowsLay
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Any = None,  # noqa: ANN401 - a batch, as transformers' caches are
-        **_named: Any,  # noqa: ANN401 - whatever else the model passes
+        **_named: Any,  # noqa: ANN401 - whatever else the model passes; its cache is the batch in the slot
     ) -> Tensor:
         batch = slot.batch
         if batch is None or attention_mask is not None or position_embeddings is None:
             raise RuntimeError("a fused layer was run outside its stage, or with a mask")
         if lone is None:
-            return together(hidden_states, position_embeddings, past_key_values)
-        return lone(hidden_states, position_embeddings, past_key_values, together)
+            return together(hidden_states, position_embeddings, batch)
+        return lone(hidden_states, position_embeddings, batch, together)
 
     return forward
 

@@ -19,8 +19,9 @@ from molink.shards.model.partial_model import cut_view, head_of, layers_path
 from molink.shards.model.probe import ProbeBatch
 from molink.shards.spec import Span
 
-_CACHES = ("past_key_values", "cache_params")
-"""What architectures call the cache that their forward is given."""
+_ATTENDED_CACHES = ("cache", "past_key_values")
+_STATE_CACHES = ("cache_params",)
+"""Parameters by which a forward takes its cache: of models with attention, and of models that only keep states."""
 
 
 class Batching(enum.Enum):
@@ -90,9 +91,9 @@ class View:
         self._boundary = Boundary()
         self._boundary.install(model.get_submodule(path), starts=self._starts, ends=span.stop == layers)
         self._forward = _undecorated(self._base)
+        self._cache = cache_parameter(self._forward)
         parameters = inspect.signature(self._forward).parameters
-        self._cache = next((name for name in _CACHES if name in parameters), "")
-        self._places = "position_ids" in parameters or self._cache == _CACHES[0]
+        self._places = "position_ids" in parameters or self._cache in _ATTENDED_CACHES
         """Whether it is told positions; models without any attention are not."""
         self._head = head_of(model) if span.stop == layers else None
         self._head_forward = _undecorated(self._head) if self._head is not None else None
@@ -241,6 +242,13 @@ class Stage:
         if not self.span.covers(span):
             raise ValueError(f"this stage holds {self.span}, which does not cover {span}")
         return cut_view(self._model, self.span, span, self.facts.layers)
+
+
+def cache_parameter(forward: Callable[..., Any]) -> str:
+    """Name of the parameter by which a forward takes its cache, empty if it takes none. Releases of transformers
+    differ in it, and so do architectures."""
+    parameters = inspect.signature(forward).parameters
+    return next((name for name in _ATTENDED_CACHES + _STATE_CACHES if name in parameters), "")
 
 
 def shorten_lookups(layers: nn.Module) -> None:

@@ -43,7 +43,7 @@ def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
     """Why the model of this configuration cannot be divided over so many ranks, or None."""
     if other_layers(config):
         return "what its layers keep of a session cannot be divided"
-    refusal = _plan_refusal(config.base_model_tp_plan)
+    refusal = _plan_refusal(_plan(config))
     if refusal is not None:
         return refusal
     heads = int(config.num_attention_heads)
@@ -228,11 +228,12 @@ def _has(bias: Tensor | None) -> bool:
 
 
 def _plan(config: PreTrainedConfig) -> Mapping[str, str]:
-    plan: Mapping[str, str] = config.base_model_tp_plan
-    return plan
+    """Transformers' plan for the layers. The embedding is whole on every rank, whatever the plan says of it."""
+    plan: Mapping[str, str] = config.base_model_tp_plan or {}
+    return {name: style for name, style in plan.items() if "*" in name}
 
 
-def _plan_refusal(plan: Mapping[str, str] | None) -> str | None:
+def _plan_refusal(plan: Mapping[str, str]) -> str | None:
     if not plan:
         return "transformers has no plan for dividing it"
     others = sorted(set(plan.values()) - _KNOWN_STYLES)

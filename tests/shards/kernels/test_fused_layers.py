@@ -1,19 +1,22 @@
 """Layers of the Llama family run as one function where no bit is promised, if it gives what their own gives."""
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.models.circuit_runs import DEVICE, engine_of, start_run, step_runs
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from molink.shards.batching.engine import Engine
 from molink.shards.kernels import fused_layers
 from molink.shards.loading.loader import StageSettings, load_stage
-from molink.shards.model.stage import Stage
+from molink.shards.model.stage import Stage, cache_parameter
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -83,11 +86,41 @@ def test_a_layer_of_the_family_that_computes_something_else_keeps_its_own(
     """As a later release of transformers might."""
     own = LlamaDecoderLayer.forward
 
+    @functools.wraps(own)
     def forward(layer: nn.Module, hidden_states: torch.Tensor, **named: object) -> torch.Tensor:
         return own(layer, hidden_states, **named) * 1.001
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
     assert not any(map(is_fused, layers_of(stage_of(tiny_model("llama")))))
+
+
+@pytest.mark.parametrize("cache", ["cache", "past_key_values"])
+def test_layers_are_fused_whatever_their_release_calls_the_cache(
+    cache: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does since 5.24, and as it did before."""
+    own, base = LlamaDecoderLayer.forward, inspect.unwrap(LlamaModel.forward)
+    wanted = logits_of(engine_of([stage_of(tiny_model("llama"))]), 2)
+    theirs = cache_parameter(own)
+
+    def renamed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def with_own_name(*given: object, **named: object) -> object:
+            return forward(*given, **{theirs if name == cache else name: one for name, one in named.items()})
+
+        signature = inspect.signature(forward)
+        parameters = [
+            parameter.replace(name=cache) if name == theirs else parameter
+            for name, parameter in signature.parameters.items()
+        ]
+        with_own_name.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_own_name
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", renamed(own))
+    monkeypatch.setattr(LlamaModel, "forward", renamed(base))
+    stage = stage_of(tiny_model("llama"))
+    assert all(map(is_fused, layers_of(stage)))
+    for one, two in zip(logits_of(engine_of([stage]), 2), wanted, strict=True):
+        torch.testing.assert_close(two, one)
 
 
 def test_a_layer_whose_function_fails_keeps_its_own(
