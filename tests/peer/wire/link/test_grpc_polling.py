@@ -30,7 +30,12 @@ def without_grpc() -> dict[str, str]:
 def at_import(module: str, **environment: str) -> list[str]:
     command = [sys.executable, "-c", AT_IMPORT, module]
     done = subprocess.run(
-        command, env=without_grpc() | environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        command,
+        env=without_grpc() | environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     return done.stdout.split()
 
