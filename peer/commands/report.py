@@ -117,7 +117,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 def _line(name: str | None, value: Any) -> str:  # noqa: ANN401 - a JSON value
     if isinstance(value, dict):
-        shown = ", ".join(f"{key.replace('_', ' ')} {_text(one)}" for key, one in value.items())
+        shown = ", ".join(f"{key.replace('_', ' ')} {_text(one)}" for key, one in value.items()) or "none"
     else:
         shown = _text(value)
     return f"  {shown}" if name is None else f"  {name.replace('_', ' ')}: {plain(shown)}"

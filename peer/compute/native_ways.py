@@ -180,7 +180,9 @@ class NativeWays:
                         left = self._try(left)
             for dropped in self.record.dropped:
                 self._say(dropped)
-            self.note(self._used | {job.way for job in jobs} - self._out())  # they are timed now
+            may_be_used = {job.way for job in jobs} - self._out()
+            self._used |= may_be_used & {NativeWay.ATTENTION}  # nobody has to choose it
+            self.note(self._used | may_be_used)  # they are timed now
             return frozenset(self._out())
 
     def try_library(self) -> bool:

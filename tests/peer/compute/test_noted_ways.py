@@ -12,7 +12,7 @@ def job(way: NativeWay) -> TrialJob:
 
 
 def test_ways_are_noted_while_they_are_timed_and_once_they_are_chosen(tmp_path: Path) -> None:
-    jobs = [job(way) for way in (NativeWay.ONEDNN, NativeWay.DIVIDED, NativeWay.LINEAR)]
+    jobs = [job(way) for way in (NativeWay.ONEDNN, NativeWay.DIVIDED, NativeWay.LINEAR, NativeWay.ATTENTION)]
     WaysRecord(WaysRecord.read(tmp_path).machine, tuple(TriedWay(one, 1.0) for one in jobs)).write(tmp_path)
     noted: list[set[str]] = []
 
@@ -24,7 +24,7 @@ def test_ways_are_noted_while_they_are_timed_and_once_they_are_chosen(tmp_path: 
     ways.chose([NativeWay.ONEDNN])
     ways.chose([NativeWay.LINEAR])  # for another span
     assert noted == [
-        {NativeWay.ONEDNN, NativeWay.LINEAR},
-        {NativeWay.ONEDNN},
-        {NativeWay.ONEDNN, NativeWay.LINEAR},
+        {NativeWay.ONEDNN, NativeWay.LINEAR, NativeWay.ATTENTION},
+        {NativeWay.ONEDNN, NativeWay.ATTENTION},
+        {NativeWay.ONEDNN, NativeWay.LINEAR, NativeWay.ATTENTION},
     ]
