@@ -35,6 +35,7 @@ SMALL_FOR_A_REASON = {
     "peer/scheduling/prompt_order.py": "one rule, with its source",
     "routing/placement/neighbourhood.py": "one rule, with its source",
     "public/lazy_names.py": "one rule that two packages share",
+    "public/signals.py": "all programs run their loops by it",
     "public/sizes.py": "one rule that two packages share",
     "shards/backoff.py": "a value that all worlds share",
     "shards/device/garbage.py": "a peer calls it before torch is there",
@@ -56,6 +57,7 @@ LARGE_FOR_A_REASON = {
     "SequenceCache": "a session's length, blocks and states change together in a step, a swap and an export, and"
     " `RankedCache` stands in for all of it",
     "Acceptor": "who proves itself and who is linked share one limiter and one table of guests",
+    "Membership": "one lock over the directory, for whoever asks from another thread",
     "Link": "one end over all its connections: suspending, resuming and closing exclude each other",
     "ClientSession": "circuit, moves, standbys and losses of one generation change together in one loop",
     "AsyncSwarm": "what a user may ask of a swarm, each by its name",
