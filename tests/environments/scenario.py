@@ -115,4 +115,6 @@ async def answer(url: str, asked: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run_loop(main(json.loads(sys.argv[1])))
+    arguments = json.loads(sys.argv[1])
+    Path(arguments["folder"]).mkdir(exist_ok=True)  # here, so that its name is in the encoding of the locale
+    run_loop(main(arguments))

@@ -279,12 +279,11 @@ def world(row: Row, shim: Path) -> Iterator[World]:
     """The row's processes after the first generation."""
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir="/var/tmp"))
     state, clock, errors = folder / row.folder, folder / "clock", folder / "errors"
-    for made in (state, folder / "locales"):
-        made.mkdir()
+    (folder / "locales").mkdir()
     shutil.copy(shim, folder / "shim.so")
     clock.write_bytes(struct.pack("=q", row.clock_s * 10**9))
-    for path in (folder, state):
-        os.chown(path, NOBODY, NOBODY) if "setpriv" in row.launcher else None
+    if "setpriv" in row.launcher:
+        os.chown(folder, NOBODY, NOBODY)
     shimmed = {"LD_PRELOAD": str(folder / "shim.so"), "ENVIRONMENT_CLOCK": str(clock)}
     asked = {
         "folder": str(state),
@@ -294,23 +293,29 @@ def world(row: Row, shim: Path) -> Iterator[World]:
         "prompt": PROMPT,
         "new_tokens": NEW_TOKENS,
     }
-    environment = os.environ | {"HOME": str(state), "ROW": str(folder), "LOCPATH": str(folder / "locales")}
-    environment |= row.environment
+    environment = dict(row.environment)
     if "ENVIRONMENT_NO_IPV6" in environment:
         environment["LD_PRELOAD"] = shimmed["LD_PRELOAD"]
-    if "LC_ALL" not in row.environment:
-        del environment["LOCPATH"]
+    if row.setup and "LC_ALL" in environment:
+        environment["LOCPATH"] = str(folder / "locales")
+    own = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    command = (
+        "exec",
+        "env",
+        *own,
+        row.launcher,
+        shlex.quote(sys.executable),
+        shlex.quote(str(HERE / "scenario.py")),
+    )
     with control_groups(row.groups) as joins, errors.open("w") as stderr:
         network = ("ip link set lo up",) if row.network else ()
         lines = ["set -e", *joins, *network, *row.setup, *_reachable(row)]
-        lines.append(
-            f'exec {row.launcher} {shlex.quote(sys.executable)} {shlex.quote(str(HERE / "scenario.py"))} "$1"'
-        )
+        lines.append(f'{" ".join(command)} "$1"')
+        namespaces = ["unshare", "--mount", *(["--net"] if row.network else [])]
         process = subprocess.Popen(
-            ["unshare", "--mount", *(["--net"] if row.network else []), "bash", "-c", "\n".join(lines), "bash",
-             json.dumps(asked)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, cwd="/",
-            start_new_session=True,
+            [*namespaces, "bash", "-c", "\n".join(lines), "bash", json.dumps(asked)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+            env=os.environ | {"HOME": str(folder), "ROW": str(folder)}, cwd="/",
         )  # fmt: skip
         try:
             world = World(process, clock, errors)
@@ -326,7 +331,7 @@ def world(row: Row, shim: Path) -> Iterator[World]:
             process.stdin.close()
             process.stdout.read()
             process.stdout.close()
-    shutil.rmtree(folder)
+            shutil.rmtree(folder)
 
 
 def _reachable(row: Row) -> Sequence[str]:
