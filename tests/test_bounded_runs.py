@@ -62,6 +62,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_test_that_hangs_is_named_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "test_hanging_behind_a_failure.py").write_text(HANGING_BEHIND_A_FAILURE)
@@ -78,6 +79,7 @@ def test_a_test_that_hangs_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     assert "2 passed" in summary
 
 
+@pytest.mark.full
 def test_each_test_of_a_dying_worker_is_run_once(tmp_path: Path) -> None:
     """Also the last, which has no next one that a worker waits for."""
     dying = "import os\nimport pytest\n" + "".join(
@@ -91,6 +93,7 @@ def test_each_test_of_a_dying_worker_is_run_once(tmp_path: Path) -> None:
     assert "3 failed, 4 passed" in ended.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("minutes", "words"), [("0", ["were not started"]), ("60", ["2 passed"])])
 def test_no_test_starts_after_the_last_minute(minutes: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text("def test_one():\n    pass\ndef test_two():\n    pass\n")

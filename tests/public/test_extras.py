@@ -65,6 +65,7 @@ def test_only_their_homes_import_them() -> None:
     assert [user for user in users if not user.startswith(HOMES)] == []
 
 
+@pytest.mark.full
 def test_without_extras_peers_clients_and_all_command_lines_are_there() -> None:
     modules = (
         *("molink.client.api.swarm", "molink.client.commands.cli", "molink.client.gateway.cli"),
@@ -79,6 +80,7 @@ def test_without_extras_peers_clients_and_all_command_lines_are_there() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 def test_the_simulator_prints_without_extras_and_needs_one_to_draw(tmp_path: Path) -> None:
     printed = command("molink.simnet.cli", "cost", "--table", "3")
     assert (printed.returncode, printed.stderr) == (0, "")

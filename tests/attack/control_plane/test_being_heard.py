@@ -61,6 +61,7 @@ async def all_hear(observers: Sequence[Discovery], speaker: Discovery, sessions:
                 await observer.changed(1.0)
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_addresses_that_nobody_can_dial_end_no_control_plane() -> None:
     async with contextlib.AsyncExitStack() as stack:

@@ -27,6 +27,7 @@ def test_what_is_not_needed_is_not_loaded(module: str, heavy: list[str]) -> None
     assert done.stdout.split() == []
 
 
+@pytest.mark.full
 def test_modules_are_loaded_without_collecting_garbage_and_what_they_made_is_not_walked_again() -> None:
     script = (
         "import gc\n"

@@ -48,6 +48,7 @@ def in_a_swarm(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+@pytest.mark.full
 def test_whom_one_alone_calls_gone_is_probed_by_others_and_forgotten_if_it_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -67,6 +68,7 @@ def test_whom_one_alone_calls_gone_is_probed_by_others_and_forgotten_if_it_does_
     in_a_swarm(monkeypatch, scenario)
 
 
+@pytest.mark.full
 def test_whom_one_alone_calls_gone_and_who_answers_gets_no_second_accuser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,6 +87,7 @@ def test_whom_one_alone_calls_gone_and_who_answers_gets_no_second_accuser(
     in_a_swarm(monkeypatch, scenario)
 
 
+@pytest.mark.full
 def test_who_speaks_while_it_is_asked_in_vain_is_shown_and_accused_by_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,6 +130,7 @@ def test_who_speaks_while_it_is_asked_in_vain_is_shown_and_accused_by_nobody(
     in_a_swarm(monkeypatch, scenario)
 
 
+@pytest.mark.full
 def test_a_comparison_of_tables_that_failed_is_made_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: dict[TableReader, list[float]] = {}
     compare = TableReader.compare_with
@@ -146,6 +150,7 @@ def test_a_comparison_of_tables_that_failed_is_made_again_at_once(monkeypatch: p
     in_a_swarm(monkeypatch, scenario)
 
 
+@pytest.mark.full
 def test_a_comparison_of_tables_that_does_not_end_keeps_a_peer_from_nothing_else_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

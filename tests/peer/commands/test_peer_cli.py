@@ -341,6 +341,7 @@ def test_a_private_swarm_invites_with_the_key(tmp_path: Path) -> None:
             assert line.endswith(" --swarm-key YOUR_COPY_OF_THE_KEY_FILE")
 
 
+@pytest.mark.full
 def test_progress_is_shown_when_it_takes_long(tmp_path: Path) -> None:
     with peer("slow", "join", "--new-swarm", "--state-dir", tmp_path) as terminal:
         lines = terminal.wait_for("ready")
@@ -348,6 +349,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path: Path) -> None:
     assert lines.count("Loading layers") == 1
 
 
+@pytest.mark.full
 def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:
     with peer("plain", "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")
@@ -355,6 +357,7 @@ def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:
         assert terminal.end()[0] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", usually(["busy thread", "deaf twice"], ["busy", "deaf"]))
 def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode: str) -> None:
     with peer(mode, "join", "--state-dir", tmp_path) as terminal:
@@ -370,6 +373,7 @@ def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode
     )  # nobody is left who could remove it
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_a_peer_that_has_left_but_for_a_thread(tmp_path: Path) -> None:
     with peer("thread", "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")
@@ -379,6 +383,7 @@ def test_a_second_ctrl_c_ends_a_peer_that_has_left_but_for_a_thread(tmp_path: Pa
         assert terminal.end()[0] == commands.EXIT_INTERRUPTED
 
 
+@pytest.mark.full
 def test_a_peer_that_has_left_does_not_wait_for_a_thread_that_loads(tmp_path: Path) -> None:
     with peer("loading thread", "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")
@@ -401,6 +406,7 @@ def test_status_and_leave_reach_the_peer_of_this_machine(
         assert terminal.end()[0] == 0
 
 
+@pytest.mark.full
 def test_leave_now_ends_a_peer_that_would_drain_for_ever(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -440,6 +446,7 @@ def test_a_state_directory_holds_one_peer(tmp_path: Path) -> None:
         assert first.process.poll() is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -462,6 +469,7 @@ def test_a_peer_that_cannot_serve_fails_with_one_line(
     assert not (tmp_path / "control.json").exists()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_start_says_which_signal_ended_the_last_and_does_without_what_died_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -484,6 +492,7 @@ def test_a_start_says_which_signal_ended_the_last_and_does_without_what_died_twi
     assert "seems to have been killed" in run(capsys, "status", "--state-dir", tmp_path)[2]
 
 
+@pytest.mark.full
 def test_a_fault_file_that_cannot_be_written_does_not_stop_a_peer(tmp_path: Path) -> None:
     (tmp_path / "faults.log" / "folder").mkdir(parents=True)
     with peer("plain", "join", "--state-dir", tmp_path) as terminal:
@@ -494,6 +503,7 @@ def test_a_fault_file_that_cannot_be_written_does_not_stop_a_peer(tmp_path: Path
     assert "a crash would leave no trace" in err
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_does_not_stop_the_peer(tmp_path: Path) -> None:
     with peer("plain", "join", "--state-dir", tmp_path) as terminal:
         assert terminal.process.stdout is not None
@@ -506,6 +516,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_peer(tmp_path: Path) -> None:
 # -- profile
 
 
+@pytest.mark.full
 def test_profile_measures_this_machine_as_json_and_as_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def serves_as_without(model: LocalModel, way: DecodingWay, monkeypatch: pytest.M
     assert tokens(None if way is DecodingWay.TORCH else decoding) == tokens(None)
 
 
+@pytest.mark.full
 def test_where_all_works_steps_are_recorded_and_nothing_is_said(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_where_all_works_steps_are_recorded_and_nothing_is_said(
     serves_as_without(model, DecodingWay.FUSED, monkeypatch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [False, True], ids=["raises", "computes something else"])
 def test_where_fused_kernels_fail_steps_are_recorded_without_them(
     model: LocalModel,
@@ -189,6 +191,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(model: LocalModel) ->
     assert "its results are off by" in proof.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "failure", usually(FAILURES[:2], FAILURES[:4]), ids=lambda failure: type(failure).__name__
 )

@@ -26,6 +26,7 @@ def job(way: str, offset: int = 0, form: str = "none", dtype: str = "float32") -
     return TrialJob(way, form, dtype, 64, 128, offset, (1, 4, 128), 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "reason", "is_lasting"),
     [
@@ -75,6 +76,7 @@ def remember(folder: Path) -> None:
     WaysRecord(machine_facts(), tried=(TriedWay(job("right"), 1.0),)).write(folder)
 
 
+@pytest.mark.full
 def test_another_shape_offset_or_dtype_is_tried(tmp_path: Path) -> None:
     remember(tmp_path)
     known = NativeWays(tmp_path, print, table=NONE_STARTS)
@@ -97,6 +99,7 @@ def test_other_instruction_sets_are_another_machine(
     assert len(WaysRecord.read(tmp_path).tried) == 1
 
 
+@pytest.mark.full
 def test_a_process_that_cannot_begin_drops_all_for_one_start(tmp_path: Path) -> None:
     said: list[str] = []
     ways = NativeWays(tmp_path, said.append, table=NONE_STARTS)
@@ -111,6 +114,7 @@ def test_ways_that_a_start_is_without_are_not_tried(tmp_path: Path) -> None:
     assert ways.record.dropped == ()
 
 
+@pytest.mark.full
 def test_what_was_chosen_is_remembered_with_its_speed(tmp_path: Path) -> None:
     ways = NativeWays(tmp_path, print, table=FAILING)
     ways.try_ways([job("right"), job("right", 8)])
@@ -135,6 +139,7 @@ def test_the_process_leaves_no_dump_and_loads_torch_alone(tmp_path: Path) -> Non
     assert "failed (core 0, dumpable 0, loaded [])" in ways.record.dropped[0].reason
 
 
+@pytest.mark.full
 def test_a_library_that_comes_later_is_tried_then(tmp_path: Path) -> None:
     """Where none can be compiled, there is nothing to try."""
     ways = NativeWays(tmp_path, print)
@@ -147,6 +152,7 @@ def test_a_library_that_comes_later_is_tried_then(tmp_path: Path) -> None:
     assert [tried.job.library for tried in ways.record.tried] == ([named] if library is not None else [])
 
 
+@pytest.mark.full
 def test_every_way_of_this_machine_is_right_at_every_offset(tmp_path: Path) -> None:
     """Those that it lacks take no rows."""
     forms = {

@@ -88,6 +88,7 @@ def tiny_draft(architecture: str, tmp_path: Path) -> str:
     return str(made)
 
 
+@pytest.mark.full
 def test_what_is_not_small_or_no_llama_is_computed_on_the_device(model: LocalModel, tmp_path: Path) -> None:
     for option in (SERVED, tiny_draft("qwen2", tmp_path)):
         guesses, taken_bytes = guesses_of(option, model, None)

@@ -215,6 +215,7 @@ async def test_of_orders_that_it_does_not_take_no_more_wait_than_may(
     ]
 
 
+@pytest.mark.full
 @asynchronous
 async def test_whatever_is_said_while_it_wakes_it_rests_if_that_was_said_last() -> None:
     engine = StubEngine()

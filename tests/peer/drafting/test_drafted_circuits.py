@@ -86,6 +86,7 @@ async def test_an_unrelated_draft_of_another_architecture_changes_no_token(
     assert head.counts.guessed["draft"] > 4 * head.counts.accepted.get("draft", 0)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_while_it_rests_it_holds_nothing_and_then_it_guesses_again(model: LocalModel) -> None:
     expected = greedy_references(model.folder, PROMPTS, NEW_TOKENS)
@@ -105,6 +106,7 @@ async def test_while_it_rests_it_holds_nothing_and_then_it_guesses_again(model: 
     assert head.counts.accepted["draft"] > NEW_TOKENS
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_draft_that_raises_costs_its_guesses_alone(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -123,6 +125,7 @@ async def test_a_draft_that_raises_costs_its_guesses_alone(
     assert head.counts.guessed.get("draft", 0) < 4 * 8
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +150,7 @@ async def test_a_late_answer_costs_its_guesses_and_the_next_ones_are_waited_for(
     assert head.counts.accepted["draft"] > 8
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_draft_that_hangs_is_waited_for_once(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

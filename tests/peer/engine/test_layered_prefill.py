@@ -76,6 +76,7 @@ async def test_tokens_are_those_of_transformers_when_prompts_are_computed_in_pie
     assert "piece" in seen
 
 
+@pytest.mark.full
 @asynchronous
 async def test_so_they_are_beside_sessions_that_guess(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +92,7 @@ async def test_so_they_are_beside_sessions_that_guess(
     assert 0 < head.accepted < head.guessed
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_decode_step_comes_after_each_piece(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +106,7 @@ async def test_a_decode_step_comes_after_each_piece(
     assert {count for what, count in between if what == "piece"} == {1}
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_prompt_is_computed_in_pieces_where_none_was_measured_at_the_start(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +210,7 @@ async def test_parts_of_prompts_that_wait_together_are_computed_together(
         assert got[asked[session].session] == expected
 
 
+@pytest.mark.full
 @asynchronous
 async def test_prompts_are_computed_at_once_where_hardly_anybody_decodes(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +253,7 @@ async def test_prompts_of_requests_that_come_at_once_are_one_step(
     assert seen == ["prefill"] + ["decode"] * 7
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_session_that_fails_in_a_piece_fails_alone(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ async def slow_circuit(model: LocalModel) -> AsyncIterator[ServedCircuit]:
         yield ServedCircuit(peers, [Span(0, 2), Span(2, 4), Span(4, 6)], links)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_prompts_that_a_line_is_too_slow_for_wait_and_all_get_their_tokens(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ class Watch:
         self.threads[threading.current_thread().name] += 1
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_step_of_a_hop_waits_once_and_its_time_is_the_devices(
     model: LocalModel, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +111,7 @@ async def test_a_step_of_a_hop_waits_once_and_its_time_is_the_devices(
     assert fake.captures > 0
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_piece_of_a_prompt_is_over_when_its_time_is_taken(
     model: LocalModel, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch

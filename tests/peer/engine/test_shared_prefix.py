@@ -73,6 +73,7 @@ async def turn(circuit: ServedCircuit, chat: list[int]) -> tuple[list[int], int]
     return answer, known
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_chat_goes_on_behind_its_answers(model: LocalModel) -> None:
     async with served_circuit(model, (2, 4), kv_tokens=400) as circuit:

@@ -125,6 +125,7 @@ def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None
     assert answer.code == "draining"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("freezing")
 def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
     """Counted in tensors: how much of what is free an allocator keeps is another's."""
@@ -170,6 +171,7 @@ print(held - before, held - left)
 """
 
 
+@pytest.mark.full
 def test_weights_in_cycles_that_were_frozen_go_back_to_the_system() -> None:
     """Of 256 MB in a process of its own, where nothing else is taken or given back meanwhile."""
     done = subprocess.run(

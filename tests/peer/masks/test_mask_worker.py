@@ -75,6 +75,7 @@ async def several(worker: MaskWorker, state: GrammarState, count: int) -> list[b
     return masks
 
 
+@pytest.mark.full
 @asynchronous
 async def test_hostile_grammars_fail_alone_and_others_have_the_masks_that_they_have_without_them() -> None:
     async with MaskWorker(MODEL, DEADLINE_S) as worker:

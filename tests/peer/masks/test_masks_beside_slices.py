@@ -132,6 +132,7 @@ def masks_between_slices(seen: Sequence[str]) -> int:
     return seen[first:last].count("mask")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cuts", [(), (3,)])
 @pytest.mark.parametrize("constrained", [False, True])
 @asynchronous
@@ -153,6 +154,7 @@ async def test_a_session_with_a_grammar_draws_the_same_tokens_beside_another_one
     assert masks_between_slices(circuit.seen) > 1
 
 
+@pytest.mark.full
 @asynchronous
 async def test_what_a_client_says_between_two_slices_of_its_prompt_changes_nothing_of_that_step(
     opened: Opened, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def test_pieces_are_measured_before_the_time_goes_to_contexts_and_ends(
     assert slices_of(profile) == profile.slice_latencies
 
 
+@pytest.mark.full
 def test_where_decode_steps_took_all_the_time_prompts_are_still_cut_and_a_later_start_cuts_them_too(
     model: tuple[Path, ModelSpec], clock: StandingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
     check(measure(MeasuredModel(folder, spec, "cpu")))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("records", [False, True])
 def test_a_head_is_not_lost_where_recorded_steps_always_have_it(
@@ -111,6 +112,7 @@ def test_a_head_is_not_lost_where_recorded_steps_always_have_it(
     assert ((last, False) in timed) is not records
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("brief")
 def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
     lines: list[str] = []
@@ -122,6 +124,7 @@ def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec])
     ]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("brief")
 def test_a_slow_machine_is_not_measured_with_large_batches(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
@@ -147,6 +150,7 @@ def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extra
     assert (profile.decode_context_ms, profile.prefill_context_ms) == (0.0, 0.0)
 
 
+@pytest.mark.full
 def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_briefly(monkeypatch, "TOTAL_BUDGET_S", "SIZE_BUDGET_S", "PREFILL_BUDGET_S")
     monkeypatch.setattr(layer_bench, "CONTEXT_BUDGET_S", 60.0)
@@ -162,6 +166,7 @@ def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch
     assert profile.prefill_context_ms == pytest.approx(1.0, rel=0.3)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("brief")
 def test_a_slow_machine_is_not_measured_with_long_prompts(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
@@ -170,6 +175,7 @@ def test_a_slow_machine_is_not_measured_with_long_prompts(
     assert measure(MeasuredModel(*model, "cpu")).prefill_latencies == ()
 
 
+@pytest.mark.full
 def test_prompts_are_measured_as_far_as_the_context_goes(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +185,7 @@ def test_prompts_are_measured_as_far_as_the_context_goes(
     assert [latency.tokens for latency in measured] == [16, 32, 64]
 
 
+@pytest.mark.full
 def test_a_short_context_is_enough(
     model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +286,7 @@ def test_where_nothing_was_chosen_a_busy_machine_is_remembered_too(
     assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(1,)) == good
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("brief")
 def test_the_fastest_count_of_threads_is_remembered_and_used_again(
     model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

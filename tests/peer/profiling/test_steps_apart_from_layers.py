@@ -152,6 +152,7 @@ def compiling(patch: pytest.MonkeyPatch) -> StandingClock:
     return stop_the_clock(patch, cost)
 
 
+@pytest.mark.full
 def test_what_compiles_is_not_measured_and_counts_against_no_budget(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_what_compiles_is_not_measured_and_counts_against_no_budget(
         assert bench.deadline_s >= deadline_s + 6 * COMPILING_S
 
 
+@pytest.mark.full
 def test_a_profile_that_was_measured_while_steps_compiled_is_not_remembered(
     model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_standby_that_has_computed_its_copy_goes_on_with_the_tokens_of_transfo
     assert head is None or all(source.records for source in head.sources)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_copy_from_inputs_takes_the_bytes_that_are_predicted_and_no_keys_and_values(
     model: LocalModel,
@@ -158,6 +159,7 @@ async def test_rows_in_int8_are_copied_as_they_came(model: LocalModel) -> None:
         torch.testing.assert_close(kept, held, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_what_is_no_longer_logged_is_copied_as_keys_and_values(model: LocalModel) -> None:
     async with copied_circuit(model, (3,)) as circuit:
@@ -211,6 +213,7 @@ def part(
     )
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_hop_that_sends_what_nobody_could_compute_from_loses_the_copy_and_nobody_else_anything(
     model: LocalModel,
@@ -268,6 +271,7 @@ async def test_a_descriptor_in_which_a_copy_has_a_form_that_its_hop_cannot_have_
             assert "form" in refusal.detail
 
 
+@pytest.mark.full
 @asynchronous
 async def test_logs_are_bounded_and_end_with_their_sessions(model: LocalModel) -> None:
     async with copied_circuit(model, (3,)) as circuit:
@@ -281,6 +285,7 @@ async def test_logs_are_bounded_and_end_with_their_sessions(model: LocalModel) -
         assert all(copying_of(peer).logs.used_bytes == 0 for peer in everyone)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("heads", "most"),
     usually(

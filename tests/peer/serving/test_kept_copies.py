@@ -50,6 +50,7 @@ async def test_every_standby_has_what_its_hop_has(model: LocalModel) -> None:
             await until(lambda: standby.engine.pool.used_bytes == 0)  # noqa: B023
 
 
+@pytest.mark.full
 @asynchronous
 async def test_holders_that_share_work_copy_short_generations_only_once_somebody_waits_for_them(
     model: LocalModel,
@@ -70,6 +71,7 @@ async def test_holders_that_share_work_copy_short_generations_only_once_somebody
         await circuit.copied(short)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("guesses", [False, True])
 @asynchronous
 async def test_sessions_that_begin_later_are_copied_too_and_tokens_stay_the_same(
@@ -177,6 +179,7 @@ async def test_a_hop_that_sends_what_is_no_copy_loses_it_and_nobody_else_anythin
                 await ask(one, pb.Request(release=pb.Release(session=descriptor.session, epoch=1)))
 
 
+@pytest.mark.full
 @asynchronous
 async def test_parts_of_old_epochs_and_of_strangers_are_not_heeded_and_a_wrong_sum_closes_the_link(
     model: LocalModel,

@@ -205,6 +205,7 @@ async def test_another_head_guesses_on_once_the_client_has_told_it_the_sequence(
         await end(circuit, descriptor)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_peer_that_takes_all_layers_over_hears_what_it_draws_by_and_what_it_guesses_from(
     model: LocalModel,
@@ -257,6 +258,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", usually(WRONG[:1], WRONG[1:]))
 @asynchronous
 async def test_what_cannot_be_the_sequence_costs_its_teller_the_link(
@@ -298,6 +300,7 @@ async def test_a_copy_that_is_not_whole_in_time_ends_the_move_and_its_client_hea
         assert frame.header.epoch == upcoming.epoch
 
 
+@pytest.mark.full
 @asynchronous
 async def test_who_has_nothing_of_a_session_is_told_of_no_epoch(model: LocalModel) -> None:
     async with copied_circuit(model, CUTS) as circuit:
@@ -333,6 +336,7 @@ async def test_an_epoch_whose_client_is_gone_does_not_begin(model: LocalModel) -
             assert answer.refusal.code == "epoch"
 
 
+@pytest.mark.full
 @asynchronous
 async def test_an_epoch_that_was_prepared_and_given_up_changes_nothing(model: LocalModel) -> None:
     async with copied_circuit(model, CUTS) as circuit:

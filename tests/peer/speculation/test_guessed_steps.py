@@ -94,6 +94,7 @@ async def test_so_they_are_with_windows_experts_latents_and_padding(
     assert 0 < head.accepted < head.guessed
 
 
+@pytest.mark.full
 @asynchronous
 async def test_so_they_are_in_a_tenth_of_the_memory_that_sessions_want(model: LocalModel) -> None:
     prompts = [[(7 * at + 3 * one + 1) % 60 for at in range(50 + one)] for one in range(8)]
@@ -157,6 +158,7 @@ async def whole_answer(circuit: ServedCircuit, session: int, prompt: list[int]) 
     return tokens
 
 
+@pytest.mark.full
 @asynchronous
 async def test_in_bfloat16_tokens_are_the_same_as_long_as_the_second_best_is_further_off_than_rounding(
     model: LocalModel,

@@ -237,6 +237,7 @@ async def test_a_peer_says_of_what_it_decodes_no_token_that_was_only_guessed(mod
     assert head.guessed > 0
 
 
+@pytest.mark.full
 @asynchronous
 async def test_of_two_clients_with_one_text_neither_is_guessed_for_from_what_the_other_generated(
     model: LocalModel,

@@ -106,6 +106,7 @@ def test_no_way_to_part_a_few_machines_beats_the_bound_and_few_beat_the_plan(pro
         assert plan_circuits(problem).tokens_per_s >= 0.8 * best
 
 
+@pytest.mark.full
 def test_a_few_machines_are_mostly_parted_as_well_as_they_can_be() -> None:
     equal = 0
     for seed in range(40):
@@ -184,6 +185,7 @@ def test_the_flow_finds_the_layers_that_few_can_serve() -> None:
     assert throughput_bound(dataclasses.replace(problem, allowed=None)) == pytest.approx(11 * 1000 / 4)
 
 
+@pytest.mark.full
 def test_a_large_swarm_is_covered_from_many_places() -> None:
     problem = large_swarm(150)
     for objective in OBJECTIVES:

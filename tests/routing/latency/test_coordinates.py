@@ -246,6 +246,7 @@ def test_however_late_two_of_ten_answer_and_wherever_they_say_to_be_a_peer_stays
     assert own.error <= USABLE_ERROR
 
 
+@pytest.mark.full
 def test_a_round_among_neighbours_that_pull_in_all_directions_gives_a_valid_coordinate() -> None:
     """Where one has moved this peer beyond another that it seemed too far from, what is left to that one is no time."""
     for seed in range(700):

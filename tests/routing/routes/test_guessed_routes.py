@@ -119,6 +119,7 @@ def objectives(snapshot: Snapshot) -> list[float]:
     ]
 
 
+@pytest.mark.full
 @settings(max_examples=examples(20))
 @given(guessing_snapshots())
 def test_of_all_circuits_the_search_finds_one_that_is_close_to_the_best(snapshot: Snapshot) -> None:

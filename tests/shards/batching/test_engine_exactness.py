@@ -57,6 +57,7 @@ def check_architecture(folder: Path) -> None:
     assert greedy_joining(split, prompts, TOKENS, chunk=8) == alone
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", BASIC)
 def test_tokens_equal_transformers_over_splits_and_ragged_batches(
     tiny_model: TinyModel, architecture: str
@@ -72,6 +73,7 @@ def test_tokens_equal_transformers_for_further_architectures(
     check_architecture(tiny_model(architecture))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["deepseek_v3", "gpt_oss"])
 def test_compressed_caches_and_attention_sinks_are_exact_in_ragged_batches(
     tiny_model: TinyModel, architecture: str

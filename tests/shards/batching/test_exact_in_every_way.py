@@ -61,10 +61,12 @@ def test_sessions_that_share_prefixes_are_exact(model: TinyModel, circuits: list
     assert not any(sharing_faults(model, circuit) for circuit in circuits)
 
 
+@pytest.mark.full
 def test_preempted_sessions_are_exact(model: TinyModel, circuits: list[Circuit]) -> None:
     assert not any(preemption_faults(model, circuit) for circuit in circuits)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", usually(ROUNDED, ROWS), indirect=True)
 def test_in_bfloat16_they_differ_by_rounding_only(model: TinyModel) -> None:
     assert rounding_faults(in_bfloat16(model)) == []

@@ -197,6 +197,7 @@ def _in_process(endpoint: str, home: Path, statement: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.full
 def test_a_hub_model_comes_without_its_weights_and_is_found_again_without_network(tmp_path: Path) -> None:
     model = "'someone/some-model'"
     with _hub() as endpoint:
@@ -209,6 +210,7 @@ def test_a_hub_model_comes_without_its_weights_and_is_found_again_without_networ
     assert "no public model of this name" in unknown
 
 
+@pytest.mark.full
 def test_a_hub_that_cannot_be_reached_is_one_clear_sentence(tmp_path: Path) -> None:
     with _hub() as endpoint:
         pass

@@ -102,6 +102,7 @@ def test_another_span_is_recorded_after_a_capture_that_failed(tiny_model: TinyMo
         assert fake.allocating == set()
 
 
+@pytest.mark.full
 def test_layers_are_recorded_after_all_that_was_recorded_is_gone(
     tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +126,7 @@ def test_layers_are_recorded_after_all_that_was_recorded_is_gone(
     assert told(caplog) == []
 
 
+@pytest.mark.full
 def test_a_replay_that_fails_in_a_step_is_made_good_in_the_same_step(
     tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
 ) -> None:

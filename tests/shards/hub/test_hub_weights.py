@@ -182,6 +182,7 @@ def test_progress_counts_the_bytes_that_are_fetched(side: HubSide) -> None:
     assert seen[-1] == (size, size)
 
 
+@pytest.mark.full
 def test_loaded_layers_need_their_blobs_no_more_and_fetch_them_again_if_they_are_loaded_again(
     side: HubSide,
 ) -> None:

@@ -118,6 +118,7 @@ def test_what_is_reserved_is_enough_whatever_the_steps(
     assert engine.pool.used_bytes == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", usually(["gemma3"], WINDOWED))
 def test_long_sessions_that_share_and_are_cancelled_have_their_tokens(
     long_model: Callable[[str], Path], architecture: str

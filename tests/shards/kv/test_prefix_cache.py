@@ -123,6 +123,7 @@ def test_only_blocks_of_valid_tokens_get_names_whatever_the_length(
     engine.pool.check_integrity()
 
 
+@pytest.mark.full
 def test_a_block_whose_last_row_was_refused_gets_no_name(tiny_model: TinyModel) -> None:
     """What a refused guess has left behind would otherwise be taken for the token that was drawn in its place."""
     engine = engine_with(tiny_model("llama"), (0, 6))

@@ -102,6 +102,7 @@ def test_a_hub_is_asked_for_the_ranges_of_the_spans_text_tensors_only(
     assert stage.weight_bytes == describe(folder, "float32").weight_bytes(span)
 
 
+@pytest.mark.full
 def test_a_configuration_that_is_flat_as_it_was_published_is_the_same_model(
     stored: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_configuration_that_is_flat_as_it_was_published_is_the_same_model(
     )
 
 
+@pytest.mark.full
 def test_two_ranks_share_a_text_part(stored: Callable[[str], Path]) -> None:
     folder = stored("mistral3")
     manifest = read_manifest(folder)
@@ -128,6 +130,7 @@ def test_two_ranks_share_a_text_part(stored: Callable[[str], Path]) -> None:
     assert torch.allclose(ranks.step(prompt)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_a_text_part_can_be_quantized(stored: Callable[[str], Path]) -> None:
     folder = stored("llava")
     spec = describe(folder, "float32", "int8")

@@ -171,6 +171,7 @@ def test_more_sessions_than_the_largest_recorded_step_run_without_it(tiny_model:
     assert tapes.replays == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_sessions_that_share_a_prefix_attend_to_the_same_blocks(
     tiny_model: TinyModel, architecture: str
@@ -263,6 +264,7 @@ def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyM
     assert tapes.replays == 2
 
 
+@pytest.mark.full
 def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel) -> None:
     decoding, _, tapes = decoding_here(sizes=(1,))
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)

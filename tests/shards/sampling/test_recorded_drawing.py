@@ -250,6 +250,7 @@ def test_recorded_drawings_are_made_of_the_kernels_that_there_are() -> None:
         assert used == ways
 
 
+@pytest.mark.full
 def test_drawings_are_recorded_where_the_last_layer_is_and_go_with_it(tiny_model: TinyModel) -> None:
     decoding, _, tapes = decoding_here(sizes=SIZES)
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)

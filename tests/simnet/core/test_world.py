@@ -174,6 +174,7 @@ def test_micro_batches_fill_the_bubbles_of_each_other(micro_batches: int) -> Non
     assert world.peers[0].steps == pytest.approx(micro_batches * tokens, rel=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", usually(["molink", "petals"], ["concurrent"]))
 def test_requests_in_the_system_are_arrivals_a_second_times_the_time_that_they_stay(policy: str) -> None:
     """Little's law, of a load that ends: the time average of who is there, counted at every event, is the rate times
@@ -213,11 +214,13 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_nothing_is_lost(po
     assert max(run.engine_busy) <= 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", usually(["molink", "petals"], POLICIES))
 def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     assert repr(short_run(policy)) == repr(known_run(policy))
 
 
+@pytest.mark.full
 def test_another_seed_gives_another_run() -> None:
     assert short_run("molink", seed=4) != known_run("molink")
 
@@ -263,6 +266,7 @@ def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it_and_costs_them
     assert max(long_s) < max(before_s) + alone_s
 
 
+@pytest.mark.full
 def test_short_prompts_without_end_do_not_keep_a_long_one_waiting() -> None:
     """They ask for more than the line carries: whoever had no place before those that come later never got through."""
     line_s = 1000 * QWEN2_7B.spec().activation_bytes * 8 / 100e6

@@ -52,6 +52,7 @@ def test_a_device_measured_without_prompts_has_the_rate_of_rows(tmp_path: Path) 
     assert device.compute_s(QWEN2_7B, Span(1, 2), [SequenceChunk(9, 0)], 0) - device.step_s >= 8.9 * row_s
 
 
+@pytest.mark.full
 def test_serving_is_simulated_on_a_measured_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

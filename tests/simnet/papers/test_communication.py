@@ -282,6 +282,7 @@ def test_times_of_a_model_without_room_say_so(
     assert ("It does not fit" in capsys.readouterr().out) is not fits
 
 
+@pytest.mark.full
 def test_figures_are_those_of_the_paper_with_what_it_prints() -> None:
     drawn = paper_figures(Lengths(16, 2))
     assert [int(figure.stem.split("-")[1]) for figure in drawn] == [1, 4, 5, 6, 7, 8, 9, 10]

@@ -46,6 +46,7 @@ def test_json_has_a_row_for_each_cell_with_the_paper_s_values_beside(
     assert {claim["paper"] for claim in result["claims"]} >= {0.3, 0.5, 1.0}
 
 
+@pytest.mark.full
 def test_the_same_command_prints_the_same_bytes_with_one_process_and_with_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_same_command_prints_the_same_bytes_with_one_process_and_with_two(
     assert printed[0] == printed[1]
 
 
+@pytest.mark.full
 def test_every_figure_is_a_picture_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert redundancy("--rates", "4", "--interconnect-gbps", "100,3600", "--output", str(tmp_path)) == 0
     assert "accellm" in capsys.readouterr().out

@@ -87,6 +87,7 @@ def test_the_table_names_what_it_averages_and_shows_the_papers_values(
     assert max(map(len, shown.splitlines())) <= 120
 
 
+@pytest.mark.full
 def test_output_holds_the_json_document_and_a_table_and_a_picture_of_each_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_any_number_of_machines_may_be_asked_for(capsys: pytest.CaptureFixture[s
     assert (row["testbed"], row["machines"], row["paper_tpot_ms"]) == (None, 60, None)
 
 
+@pytest.mark.full
 def test_algorithms_too_much_for_the_size_are_left_out_and_it_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_report_of_ones_own_figures_says_that_they_are(tmp_path: Path) -> None
     assert "table own" not in report_in(tmp_path).said["body"][0]
 
 
+@pytest.mark.full
 def test_a_sweep_leaves_a_report(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,700,3\n1,60,4\n2,5,2\n")

@@ -54,6 +54,7 @@ def test_a_decision_per_trip_is_within_5_percent_of_the_best_fixed_number(
     assert tpot_s(run("auto", delay_ms, rate_rps)) <= 1.05 * min(fixed.values()), fixed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_session_without_guesses_is_hardly_kept_waiting_by_those_with(
     monkeypatch: pytest.MonkeyPatch, temperature: float

@@ -145,6 +145,7 @@ def test_figures_of_the_papers_need_a_folder_and_a_name(capsys: pytest.CaptureFi
     assert "--figure must be of all, costs, competition, bubbles, got none" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_sweep_writes_a_picture_for_each_metric_and_a_row_for_each_cell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

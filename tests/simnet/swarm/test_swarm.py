@@ -108,6 +108,7 @@ def test_sessions_survive_the_loss_of_peers_and_compute_their_history_again() ->
     assert row.hops > 1
 
 
+@pytest.mark.full
 def test_equal_seeds_give_equal_bytes_and_others_do_not() -> None:
     few = replace(CHURNING, peers=12, duration_s=20.0, churn=Churn(30.0, crash_share=0.6))
     texts = [
@@ -246,6 +247,7 @@ def placed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial_placement, "choose_span", lambda *_: Span(0, 1))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("placed_anywhere")
 def test_a_swarm_in_which_many_come_and_go_stays_within_its_budget_too() -> None:
     its = SwarmSettings(peers=150, duration_s=180.0, churn=Churn(450.0), rate_rps=0.001, gateways=1)
@@ -256,6 +258,7 @@ def test_a_swarm_in_which_many_come_and_go_stays_within_its_budget_too() -> None
     assert row.busiest_minute_kbit_s < BUDGET_KBIT_S
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("placed_anywhere")
 def test_each_peer_speaks_again_after_the_interval_that_it_has_announced() -> None:
     spoken = [one for one in churned().members.values() if one.alive and one.told is not None]

@@ -255,6 +255,7 @@ def test_equal_seeds_give_equal_bytes() -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_the_table_tells_of_partners() -> None:
     table = laid_out(swarm_table([swarm_row(churned(), "swarm")]))
     assert "losses that a partner took over" in [line.cells[0].text for line in table.lines]

@@ -119,6 +119,7 @@ def test_a_swarm_of_undialable_volunteers_serves_and_its_relays_carry_some_of_it
     assert not any(load.pairs for load in world.relaying.loads.values())
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_relays_and_the_same_figures() -> None:
     few = replace(SETTINGS, peers=16, duration_s=40.0)
     again = SwarmWorld(random_setup(few, LONG_LAYERS, bundled_matrix(), TRACE), few)
@@ -128,6 +129,7 @@ def test_the_same_seed_gives_the_same_relays_and_the_same_figures() -> None:
     assert swarm_row(again, "swarm") == swarm_row(ran(few), "swarm")
 
 
+@pytest.mark.full
 def test_routers_and_the_simulated_relays_speak_of_the_same_bandwidth() -> None:
     setup = random_setup(SETTINGS, LONG_LAYERS, bundled_matrix(), TRACE)
     assert setup.reach is not None
@@ -153,6 +155,7 @@ SMALL = (
 )
 
 
+@pytest.mark.full
 def test_json_has_relays_only_where_somebody_cannot_be_dialled(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, "molink-simnet", ["swarm", *SMALL, "--undialable", "0.9"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -99,6 +99,7 @@ def test_a_receiver_that_takes_all_it_can_leaves_honest_prompts_a_part(lie: Lie)
     assert quantile(line.delays_s(1, DECODE, 2.0), 0.5) <= 0.15
 
 
+@pytest.mark.full
 @settings(max_examples=examples(25), deadline=None)
 @given(
     lie=st.builds(
