@@ -18,13 +18,14 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(VENV)/.linked $(VENV)/.installed
 
 # What the demonstration needs. The environment is made anew where PYTHON is another version than it has.
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Without compiling: what is imported is compiled then.
+PIP := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 EDITABLE := --no-build-isolation --config-settings editable_mode=strict
 $(VENV)/.runs: pyproject.toml constraints.txt $(if $(and $(BASE),$(filter-out $(shell $(BIN)/python -V 2>/dev/null),$(shell $(BASE) -V))),.other-python)
 	@PYTHON='$(or $(BASE),$(PYTHON))' TRIED='$(TRIED)' sh tests/prepare_system.sh $(MAKECMDGOALS)
 	@test "$$($(BIN)/python -V 2>/dev/null)" = "$$($(BASE) -V)" || $(BASE) -m venv --clear $(VENV)
 	@echo "Installing molink and what it needs into $(VENV) (two to three minutes the first time)"
-	@$(PIP) torch 'setuptools>=77'
+	@$(PIP) 'setuptools>=77'
 	@$(PIP) -e '.[gateway]' $(EDITABLE)
 	@touch $@ $(VENV)/.linked
 

@@ -280,6 +280,7 @@ def _explain(program: str, error: BaseException, *, debug: bool) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return EXIT_INTERRUPTED
     lacking = missing_extra(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    lacking = lacking or _broken(error)
     if lacking is not None:
         message, code = lacking, EXIT_FAILURE
     elif isinstance(error, CommandFailed):
@@ -298,6 +299,12 @@ def _explain(program: str, error: BaseException, *, debug: bool) -> int:
         message, code = _unexpected(program, error, debug=debug), EXIT_FAILURE
     tell(f"{program}: {plain(message)}")
     return code
+
+
+def _broken(error: BaseException) -> str | None:
+    from molink.requirements import broken_library
+
+    return broken_library(error)
 
 
 def _unexpected(program: str, error: BaseException, *, debug: bool) -> str:

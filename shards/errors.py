@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from molink.requirements import untried
+
 _NAMED = 6
 
 
@@ -36,7 +38,9 @@ class UnsupportedArchitecture(WeightsError):
     """This kind of model would be computed wrongly or not at all, so it is refused."""
 
     def __init__(self, folder: Path, architecture: str, reason: str) -> None:
-        super().__init__(folder, f"models of type {architecture!r} cannot be served: {reason}")
+        other = untried("transformers")
+        because = f"{reason}; {other}" if other else reason
+        super().__init__(folder, f"models of type {architecture!r} cannot be served: {because}")
         self.architecture = architecture
         self.reason = reason
 
