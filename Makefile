@@ -13,7 +13,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-rotation test-triton test-full test-environments test-dependencies test-dependencies-core dependencies check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
+.PHONY: demo test test-portable test-rotation test-triton test-full test-environments test-dependencies test-dependencies-core dependencies check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
 
 setup: $(VENV)/.linked $(VENV)/.installed
 
@@ -61,6 +61,10 @@ REAL := -m real -n 1 tests/e2e tests/attack tests/dht/node tests/simnet/emulate
 test: check
 	$(PYTEST) -m 'not real' -n auto
 	$(PYTEST) $(REAL)
+
+# With any Python: make PYTHON=python3.13 VENV=build/python3.13 test-portable
+test-portable: setup
+	$(PYTEST) $(REAL) -m portable
 
 # The long tests of real peers in an order drawn from the commit, for 40 minutes.
 test-rotation: setup

@@ -42,6 +42,8 @@ def broken_library(error: BaseException) -> str | None:
     importing = any(frame.name == "<module>" for frame in traceback.extract_tb(error.__traceback__))
     if not importing and not isinstance(error, ImportError):
         return None
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "molink":
+        return None
     for name in _suspects(error):
         wanted = requirement(_NAMED_OTHERWISE.get(name, name))
         if wanted is not None:

@@ -76,6 +76,14 @@ def test_other_errors_are_not_laid_on_a_library() -> None:
     assert broken_library(caught.value) is None
 
 
+def test_a_missing_module_of_our_own_is_not_laid_on_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        imported("xxhash", "import molink.nothing_of_this_name", tmp_path, monkeypatch)
+    assert broken_library(caught.value) is None
+
+
 def test_an_architecture_refused_by_an_untried_transformers_says_which_were_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

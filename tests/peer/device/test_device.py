@@ -144,7 +144,7 @@ def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
     check_memory(("cpu",), min(total, describe_device("cpu").memory_bytes))
     with pytest.raises(SettingsError, match=r"--memory 900\.0 TB is more than cpu of this machine can have"):
         check_memory(("cpu",), 900 * 1000**4)
-    monkeypatch.setattr(device, "_total_bytes", lambda _: 10 * 1000**3)
+    monkeypatch.setattr(device, "total_memory_bytes", lambda _: 10 * 1000**3)
     monkeypatch.setattr(device, "default_memory_bytes", lambda _: 9 * 1000**3)
     check_memory(("cuda:0", "cuda:1"), 20 * 1000**3)
     with pytest.raises(SettingsError, match=r"20\.0 GB: give less, or leave it out for 18\.0 GB"):
@@ -153,7 +153,7 @@ def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
 
 def test_a_gpus_cap_is_a_part_of_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     caps: list[tuple[object, ...]] = []
-    monkeypatch.setattr(device, "_total_bytes", lambda _: 10 * 1000**3)
+    monkeypatch.setattr(device, "total_memory_bytes", lambda _: 10 * 1000**3)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *cap: caps.append(cap))
     cap_gpu_memory("cuda:1", 4 * 1000**3)
     cap_gpu_memory("cpu", 4 * 1000**3)
