@@ -39,11 +39,11 @@ def jobs_of(model: nn.Module, config: Any, slot: BatchSlot, few_rows: FewRows | 
     for matrices, rows in _joined(model):
         jobs += _quantized_jobs(matrices, rows, 0, slot, few_rows)
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    heads = int(getattr(config, "num_attention_heads", 0) or 0)
-    dim = int(getattr(config, "head_dim", 0) or 0) or int(config.hidden_size) // max(1, heads)
-    jobs += [
-        _job(NativeWay.ATTENTION, dtype, (heads, dim), counts=QUERIES) for dtype in dtypes if heads and dim
-    ]
+    for layer in config.per_layer_config if getattr(config, "is_heterogeneous", False) else (config,):
+        heads = int(getattr(layer, "num_attention_heads", 0) or 0)
+        dim = int(getattr(layer, "head_dim", 0) or 0) or int(config.hidden_size) // max(1, heads)
+        shape = (heads, dim)
+        jobs += [_job(NativeWay.ATTENTION, dtype, shape, counts=QUERIES) for dtype in dtypes if all(shape)]
     return list(dict.fromkeys(jobs))
 
 
