@@ -125,6 +125,7 @@ def test_a_private_swarm_is_shown_to_who_has_its_key(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_swarm_that_nobody_answers_for_is_a_failure_with_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
@@ -155,6 +156,7 @@ def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path)
     assert not {"decode_layer_ms_by_dtype", "fastest_dtype"} & set(asked)
 
 
+@pytest.mark.full
 def test_a_card_that_the_installed_torch_cannot_use_is_named_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

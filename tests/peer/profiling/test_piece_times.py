@@ -43,6 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     return stop_the_clock(monkeypatch)
 
 
+@pytest.mark.full
 def test_pieces_are_measured_before_the_time_goes_to_contexts_and_ends(
     model: tuple[Path, ModelSpec], clock: StandingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ async def begin(circuit: ServedCircuit, session: int) -> None:
             pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_known_to_be_gone", [True, False], ids=["closed", "silent"])
 @asynchronous
 async def test_a_request_that_is_asked_again_after_a_restart_begins_behind_its_prompt(

@@ -34,6 +34,7 @@ def test_what_is_dropped_is_freed_and_only_what_was_frozen_is_frozen_afterwards(
     assert (gc.get_freeze_count() > 0) == frozen
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("freezing")
 def test_a_process_that_freezes_nothing_finds_its_collector_as_it_was_after_memory_is_given_back() -> None:
     cycle = dropped(frozen=False)

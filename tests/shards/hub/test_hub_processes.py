@@ -62,6 +62,7 @@ def fetching(side: HubSide, span: Span, *, loads: bool) -> Iterator[subprocess.P
             process.kill()
 
 
+@pytest.mark.full
 def test_what_a_killed_process_has_fetched_is_not_fetched_again(side: HubSide) -> None:
     held_up, gone = threading.Event(), threading.Event()
     last = {

@@ -34,6 +34,7 @@ def row(speculation: str, *, churns: bool = False) -> SwarmRow:
     return swarm_row(world, speculation)
 
 
+@pytest.mark.full
 def test_with_guesses_trips_bring_more_tokens_and_a_token_takes_less() -> None:
     off, auto = row("off"), row("auto")
     assert auto.completed == off.completed > 0

@@ -83,6 +83,7 @@ def document(peers: int = 4) -> dict[str, object]:
     return {"models": [{"model": "any", "model_hash": "ab", "layers": 28}], "peers": rows}
 
 
+@pytest.mark.full
 def test_every_session_ends_once_and_every_lease_comes_back_however_peers_come_and_go() -> None:
     world = churned()
     world.check()

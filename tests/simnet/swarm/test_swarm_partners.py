@@ -221,6 +221,7 @@ def test_without_the_option_nobody_keeps_a_copy() -> None:
     assert row.without_partner == {}
 
 
+@pytest.mark.full
 def test_every_session_ends_once_and_every_copy_is_given_back_however_peers_come_and_go() -> None:
     world = churned()
     world.check()

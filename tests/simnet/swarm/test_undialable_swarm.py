@@ -106,6 +106,7 @@ def test_who_loses_a_relay_says_nothing_and_who_loses_another_says_where_it_stay
     assert all(one.peer_id in setup.reach.gone(peer_id) for peer_id in there)
 
 
+@pytest.mark.full
 def test_a_swarm_of_undialable_volunteers_serves_and_its_relays_carry_some_of_it() -> None:
     world = ran()
     row, relays = swarm_row(world, "swarm"), relay_row(world, "swarm")
