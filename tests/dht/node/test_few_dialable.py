@@ -114,6 +114,7 @@ class Watch:
                 assert ten <= BUDGET_KBIT_S, f"{peer_id} sends {ten:.1f} kbit/s"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "life",
     [

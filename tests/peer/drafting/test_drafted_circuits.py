@@ -75,6 +75,7 @@ async def test_sampled_tokens_are_those_of_the_seed_and_are_guessed(model: Local
     assert len(PROMPTS) * NEW_TOKENS / head.counts.trips > FIXED
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["gpt2", pytest.param("qwen2", marks=pytest.mark.full)])
 @asynchronous
 async def test_an_unrelated_draft_of_another_architecture_changes_no_token(

@@ -191,6 +191,7 @@ def a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return joined
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cuts", [(3,), pytest.param((), marks=pytest.mark.full)])
 @asynchronous
 async def test_parts_of_prompts_that_wait_together_are_computed_together(
@@ -282,6 +283,7 @@ async def test_a_session_that_fails_in_a_piece_fails_alone(
         assert got[asked[session].session] == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.full)])
 @asynchronous
 async def test_a_session_that_ends_between_pieces_leaves_the_others_their_turns(

@@ -91,6 +91,7 @@ async def test_a_chat_goes_on_behind_its_answers(model: LocalModel) -> None:
             assert pool.tables == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["gemma3", pytest.param("mistral", marks=pytest.mark.full)])
 @asynchronous
 async def test_windows_share_over_several_hops(

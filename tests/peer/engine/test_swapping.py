@@ -90,6 +90,7 @@ async def serve_all(
     return started
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", [pytest.param("llama", marks=pytest.mark.full), "gemma3"])
 def test_all_sessions_finish_in_a_tenth_of_the_memory_that_they_want(
     architecture: str, tmp_path_factory: pytest.TempPathFactory

@@ -80,6 +80,7 @@ def check(profile: Profile) -> None:
     assert profile.load_bytes_per_s > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layers", [1, 2, pytest.param(3, marks=pytest.mark.full), pytest.param(6, marks=pytest.mark.full)]
 )

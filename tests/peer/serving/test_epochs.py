@@ -169,6 +169,7 @@ async def test_a_circuit_that_is_left_while_it_steps_goes_on_where_its_client_is
         await check_nothing_left(circuit)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moments", [range(0, 24, 8), pytest.param(range(0, 24, 3), marks=pytest.mark.full)])
 @asynchronous
 async def test_a_prompt_that_is_left_in_slices_goes_on_behind_what_is_through(

@@ -145,6 +145,7 @@ async def test_hops_are_left_between_two_tokens_and_nothing_is_computed_twice(
         await end(circuit, descriptor)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moved", usually([[0, 2]], [[], [0], [1], [2], [0, 1, 2]]))
 @pytest.mark.parametrize("kind", [LastWrong, pytest.param(Oracle, marks=pytest.mark.full)])
 @asynchronous
@@ -171,6 +172,7 @@ async def test_hops_are_left_behind_what_was_accepted_of_guesses(
         await end(circuit, descriptor)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [LastWrong, pytest.param(Oracle, marks=pytest.mark.full)])
 @asynchronous
 async def test_another_head_guesses_on_once_the_client_has_told_it_the_sequence(

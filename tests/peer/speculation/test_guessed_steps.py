@@ -116,6 +116,7 @@ SAMPLING = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sampling", [SAMPLING[0], SAMPLING[3], *(pytest.param(one, marks=pytest.mark.full) for one in SAMPLING)]
 )
@@ -254,6 +255,7 @@ async def test_a_block_whose_last_row_is_a_refused_guess_is_shared_under_no_name
     assert head.accepted < head.guessed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [

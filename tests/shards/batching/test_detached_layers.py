@@ -45,6 +45,7 @@ def modules_of(stage: Stage) -> dict[str, weakref.ref[nn.Module]]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("quantization", "decodes", "exact", "dropped"),
     [

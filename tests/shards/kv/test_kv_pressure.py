@@ -99,6 +99,7 @@ def step_some(engine: Engine, batch: list[tuple[Wish, Run]], steps: int) -> list
     return going_on
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("architecture", "reserve", "sessions"),
     [

@@ -113,6 +113,7 @@ def test_a_later_start_computes_the_same_without_the_compiler_sympy_or_accelerat
     assert is_lazy == "True", "the list of all architectures' files was made"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "program", [WHOLE, pytest.param(COMPILER, marks=pytest.mark.full)], ids=["kinds", "compiler"]
 )

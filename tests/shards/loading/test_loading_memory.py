@@ -49,6 +49,7 @@ def large_model(folder: Path, layers: int) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("device", "quantization", "layers"),
     [("meta", "none", 6), pytest.param("cpu", "nf4", 14, marks=pytest.mark.full)],

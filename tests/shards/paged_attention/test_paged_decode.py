@@ -80,6 +80,7 @@ def test_ragged_batches_by_address_are_those_session_by_session(
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "architecture", [BY_LATENTS[0], *(pytest.param(name, marks=pytest.mark.full) for name in BY_LATENTS[1:])]
 )

@@ -331,6 +331,7 @@ def test_ten_thousand_peers_for_a_while_are_conserved() -> None:
     assert swarm_row(world, "swarm").success_rate > 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("peers", [pytest.param(90, marks=pytest.mark.full), 130])
 def test_in_a_swarm_of_any_size_somebody_holds_each_layer_at_the_start(peers: int) -> None:
     its = SwarmSettings(peers, 60.0, 1, 1.0, Churn())
