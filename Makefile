@@ -13,7 +13,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-portable test-rotation test-triton test-full test-environments test-dependencies test-dependencies-core dependencies check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
+.PHONY: demo test test-suite test-portable test-rotation test-triton test-full test-environments test-dependencies test-dependencies-core dependencies check fuzz attack chaos bench bench-failover bench-link bench-reach bench-speculation bench-engine bench-engine-gpu gpu-suite mutations proto clean setup
 
 setup: $(VENV)/.linked $(VENV)/.installed
 
@@ -58,7 +58,11 @@ PYTEST := $(BIN)/python -m pytest
 # Tests that start real peers run one after the other; a worker of xdist runs them, and another one when it dies.
 REAL := -m real -n 1 tests/e2e tests/attack tests/dht/node tests/simnet/emulate
 
-test: check
+# Checks run beside the tests, which wait for events for a third of their time.
+test: setup
+	@$(MAKE) --no-print-directory -j2 check test-suite
+
+test-suite: setup
 	$(PYTEST) -m 'not real' -n auto
 	$(PYTEST) $(REAL)
 

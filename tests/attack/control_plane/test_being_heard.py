@@ -105,6 +105,7 @@ async def test_peers_outlive_announcements_of_addresses_that_nobody_can_dial(
         await liar.leave()
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_whoever_takes_all_links_of_two_peers_keeps_no_newcomer_from_being_heard() -> None:
     async with honest() as ada, honest(*ada.addresses) as bob:
@@ -186,6 +187,7 @@ async def test_old_records_are_not_alive_because_a_stranger_calls_them_new() -> 
             await until(newcomer, lambda seen: ids((ada, bob, liar, newcomer)) == seen)
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_who_starts_before_its_initial_peer_waits_and_says_so() -> None:
     founder = Identity.generate()

@@ -92,6 +92,7 @@ async def test_clients_get_in_and_generate_beside_sybils_that_do_not_answer(
                 assert (await generate(newcomer, PROMPT, TOKENS)).token_ids == right
 
 
+@pytest.mark.full
 def test_an_address_that_many_claim_is_dialled_once() -> None:
     async def attack() -> None:
         async with tarpits(1) as [(address, pit)], End(is_client=True, times=LINK_TIMES) as client:

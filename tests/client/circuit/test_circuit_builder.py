@@ -165,6 +165,7 @@ async def test_a_hop_that_does_not_get_ready_gives_all_back() -> None:
     assert low.released == high.released == [(b"s" * 16, 1)]
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_warm_hop_that_does_not_get_ready_is_left_for_another_while_there_is_time() -> None:
     low, high, spare = FakePeer(LOW), FakePeer(HIGH), FakePeer(HIGH, layer_ms=5.0)

@@ -36,6 +36,7 @@ def test_a_shell_completes_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run()[:2] == (0, "generate\n")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
 @pytest.mark.parametrize("option", usually(["--stream"], ["--json"]))
 def test_a_full_disk_is_one_sentence(option: str) -> None:

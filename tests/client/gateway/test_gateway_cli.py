@@ -188,6 +188,7 @@ if sys.platform == "win32":
     STOPS = ["CTRL_BREAK_EVENT"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_second_signal_ends_what_runs_and_everybody_is_told(running: Running, stop: str) -> None:
     with (

@@ -184,6 +184,7 @@ def test_unfinished_bodies_together_have_a_limit(swarm: FakeSwarm, monkeypatch: 
         assert http.post("/v1/completions", json=TEXT).status_code == 200
 
 
+@pytest.mark.full
 def test_a_stream_that_is_not_read_ends_and_gives_its_turn_to_others(
     http: httpx.Client, swarm: FakeSwarm, connections: ClockedConnections
 ) -> None:

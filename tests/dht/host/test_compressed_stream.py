@@ -41,6 +41,7 @@ def test_whatever_is_fed_is_taken_or_refused(pieces: list[bytes]) -> None:
                 assert len(frame) <= 100
 
 
+@pytest.mark.full
 def test_a_piece_that_inflates_to_a_thousand_times_its_size_is_not_held() -> None:
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = deflate.compress((b"\x01\x00" + bytes(256)) * 100_000) + deflate.flush(zlib.Z_SYNC_FLUSH)

@@ -284,6 +284,7 @@ def test_a_client_sees_the_peers_and_nobody_sees_the_client() -> None:
     run(scenario)
 
 
+@pytest.mark.full
 def test_a_client_goes_on_when_the_peer_it_started_from_is_gone() -> None:
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as others:

@@ -116,6 +116,7 @@ def test_a_port_of_links_that_is_none_is_left_out(said: bytes) -> None:
     assert peer.links == ()
 
 
+@pytest.mark.full
 def test_who_has_left_is_not_found() -> None:
     async def scenario() -> None:
         gone = Identity.generate().peer_id

@@ -14,7 +14,7 @@ from molink.peer.compute.native_ways import WaysRecord
 from molink.shards.native.compiling import user_folder
 from molink.shards.native.native_way import NativeWay
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
 
 PROGRAM = Path(failing_ways.__file__)
 INT8 = ("--model", BUNDLED, "--dtype", "bfloat16", "--quantization", "int8")

@@ -269,6 +269,7 @@ async def test_a_busy_network_keeps_nobody_from_loading_the_old_layers_again() -
     assert members[1].loader.dropped == [Span(0, 3)]
 
 
+@pytest.mark.full
 @asynchronous
 async def test_nothing_is_dropped_that_others_have_not_heard_of() -> None:
     board, members = await swarm_of(FIRST, FIRST)

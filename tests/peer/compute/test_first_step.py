@@ -177,6 +177,7 @@ def test_whatever_a_kernel_raises_torch_attends(
     serves_as_without(model, proof.way, monkeypatch)
 
 
+@pytest.mark.full
 def test_a_missing_compiler_is_to_be_installed(model: LocalModel) -> None:
     failure = RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
     sentence = proved(model, lambda _way, _device: Decoding(Failing(failure), None)).sentence
@@ -184,6 +185,7 @@ def test_a_missing_compiler_is_to_be_installed(model: LocalModel) -> None:
     assert sentence.endswith("install one, such as gcc, and start again")
 
 
+@pytest.mark.full
 def test_a_kernel_that_computes_something_else_is_not_used(model: LocalModel) -> None:
     proof = proved(model, lambda _way, _device: Decoding(Failing(None), None))
     assert proof.way is DecodingWay.TORCH
@@ -209,6 +211,7 @@ def test_where_recording_fails_kernels_are_launched(
     serves_as_without(model, proof.way, monkeypatch)
 
 
+@pytest.mark.full
 def test_kernels_that_cannot_even_be_imported_are_a_way_that_fails(model: LocalModel) -> None:
     def decodings(_way: DecodingWay, _device: str) -> Decoding:
         raise FAILURES[4]
@@ -219,6 +222,7 @@ def test_kernels_that_cannot_even_be_imported_are_a_way_that_fails(model: LocalM
     assert "ImportError: DLL load failed" in proof.sentence
 
 
+@pytest.mark.full
 def test_layers_that_are_never_recorded_are_no_failure(tmp_path: Path) -> None:
     model = made("bloom", tmp_path)
     decoding, _, tapes = decoding_here()
@@ -281,6 +285,7 @@ def test_a_quantization_that_a_card_cannot_do_is_named_with_what_to_type(
     assert said.endswith("type --quantization none, or --device cpu")
 
 
+@pytest.mark.full
 def test_a_card_too_small_for_one_layer_is_told_what_it_has(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

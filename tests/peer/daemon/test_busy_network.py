@@ -98,6 +98,7 @@ async def test_what_the_network_is_too_busy_for_is_announced_later_with_the_fact
     assert network.heard[-1][0] is None  # they have been said
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_peer_pauses_although_nobody_can_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "PAUSE_AFTER_S", 0.0)

@@ -43,6 +43,7 @@ def ask(draft: DraftEngine, number: int, tokens: list[int], length: int, places:
     return draft.take(DraftOrder(number, tuple(tokens), length, places))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", pytest.param("gemma", marks=pytest.mark.full)])
 def test_guesses_are_those_of_transformers_after_whatever_was_accepted(
     architecture: str, tmp_path: Path
@@ -62,6 +63,7 @@ def test_guesses_are_those_of_transformers_after_whatever_was_accepted(
     draft.engine.pool.check_integrity()
 
 
+@pytest.mark.full
 def test_eight_sequences_that_join_and_leave_guess_what_each_would_alone(folder: Path) -> None:
     draft = opened(folder)
     for number, prompt in enumerate(PROMPTS):

@@ -126,6 +126,7 @@ async def run_all(
             assert engine.pool.used_bytes == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cuts", "tokens"),
     [((), (90, 162)), pytest.param((3,), (20, 60, 61, 162), marks=pytest.mark.full)],

@@ -96,6 +96,7 @@ class Machine:
 PROBLEMS = [RuntimeError("CUDA out of memory: a game still holds the card"), KeyError("model.norm.weight")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda one: type(one).__name__)
 @asynchronous
 async def test_loads_that_fail_are_tried_again_until_one_succeeds(problem: Exception) -> None:
@@ -110,6 +111,7 @@ async def test_loads_that_fail_are_tried_again_until_one_succeeds(problem: Excep
         assert machine.said == 1  # who avoided it has heard once that it is back
 
 
+@pytest.mark.full
 @asynchronous
 async def test_what_was_refused_while_the_operator_drained_the_peer_is_loaded_when_it_takes_sessions_again() -> (
     None
@@ -124,6 +126,7 @@ async def test_what_was_refused_while_the_operator_drained_the_peer_is_loaded_wh
         await until(lambda: machine.leases.held == (SPAN,))
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_pause_between_two_tries_ends_them_and_forgets_nothing() -> None:
     machine = Machine(problem=OSError("the disk is busy"))

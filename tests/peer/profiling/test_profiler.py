@@ -134,6 +134,7 @@ def test_a_slow_machine_is_not_measured_with_large_batches(
     assert [latency.batch_size for latency in measure(MeasuredModel(*model, "cpu")).layer_latencies] == [1]
 
 
+@pytest.mark.full
 def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extrapolated(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

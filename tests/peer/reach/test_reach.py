@@ -232,6 +232,7 @@ async def test_where_no_relay_can_say_the_routers_word_is_taken() -> None:
         assert await soon(home.reach.settled(base)) == base
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_peer_whose_relay_goes_moves_to_another_and_says_so() -> None:
     async with RelayEnd() as first, RelayEnd() as second, Home([first.at], blocked=True) as home:

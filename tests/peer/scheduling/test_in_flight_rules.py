@@ -71,6 +71,7 @@ def test_an_iteration_is_predicted_as_a_simulation_of_every_step_has_it(
     assert predicted_ms == pytest.approx(simulated_ms(stages, sessions, micro_batches), rel=0.05)
 
 
+@pytest.mark.full
 @settings(max_examples=examples(60))
 @given(pipelines(), sessions_there_are)
 def test_in_simulation_no_other_rule_gives_tokens_noticeably_sooner_than_ours(

@@ -139,6 +139,7 @@ async def test_a_copy_from_inputs_takes_the_bytes_that_are_predicted_and_no_keys
             torch.testing.assert_close(kept, held, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_rows_in_int8_are_copied_as_they_came(model: LocalModel) -> None:
     settings = DataPlaneSettings(copies=True, activation_codecs=("int8",))
@@ -180,6 +181,7 @@ async def test_what_is_no_longer_logged_is_copied_as_keys_and_values(model: Loca
         assert len(first) == 3
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_copy_that_a_busy_standby_does_not_compute_goes_on_as_keys_and_values_where_it_is(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch

@@ -144,6 +144,7 @@ async def test_a_new_epoch_on_the_same_hops_computes_the_last_token_alone(
         await check_nothing_left(circuit)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "architecture",
     ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "qwen3_next"))],
@@ -242,6 +243,7 @@ async def test_caches_of_a_client_that_does_not_come_back_are_freed(
         await check_nothing_left(circuit)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("epochs", [40, pytest.param(200, marks=pytest.mark.full)])
 @asynchronous
 async def test_many_epochs_take_no_more_memory_than_two(model: LocalModel, epochs: int) -> None:

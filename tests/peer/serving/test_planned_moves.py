@@ -318,6 +318,7 @@ async def test_who_has_nothing_of_a_session_is_told_of_no_epoch(model: LocalMode
         await taken(circuit, NEW_TOKENS - 3)
 
 
+@pytest.mark.full
 @asynchronous
 async def test_an_epoch_whose_client_is_gone_does_not_begin(model: LocalModel) -> None:
     async with copied_circuit(model, CUTS) as circuit:

@@ -70,6 +70,7 @@ def test_what_won_clearly_is_right_more_often() -> None:
     assert np.mean([*chain.from_iterable(right)]) > likeliest + 0.15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [0, 5])
 def test_simulated_drafts_race_as_recorded_tokens_did(number: int) -> None:
     """Through a recorded text's end, and the prompt of the next one."""

@@ -244,6 +244,7 @@ def test_a_decision_per_trip_is_within_5_percent_of_the_best_fixed_number(settin
     assert decided <= 1.05 * min(fixed.values()), (decided, fixed)
 
 
+@pytest.mark.full
 def test_sessions_that_fill_the_engines_lose_no_throughput_to_guesses() -> None:
     for row_ms in (0.5, 1.0, 2.0):
         stages = [stage(1.0, row_ms, link_ms=1, uplink_mbps=1000)] * 3

@@ -71,6 +71,7 @@ async def test_greedy_tokens_are_those_of_transformers(
     assert (head.accepted < head.guessed) == (kind is not Oracle)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -225,6 +226,7 @@ async def test_a_trip_says_with_its_first_token_how_many_were_guessed(model: Loc
     assert all(token.guessed == 0 for trip in trips.values() for token in trip[1:])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "lengths"),
     [

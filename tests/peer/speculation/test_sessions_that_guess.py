@@ -126,6 +126,7 @@ def copied(frame: Frame) -> Frame:
     return Frame(header, memoryview(bytes(frame.payload)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cuts", [(2, 4), *(pytest.param(cuts, marks=pytest.mark.full) for cuts in ((3,), (1, 3, 5)))]
 )
@@ -151,6 +152,7 @@ async def test_frames_that_come_twice_or_late_and_guesses_that_never_come_change
     assert 0 < head.accepted < head.guessed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "lengths"),
     [
@@ -192,6 +194,7 @@ async def test_what_is_cancelled_with_a_trip_on_its_way_shares_what_was_accepted
     assert (head.accepted < head.guessed) == (kind is not Oracle)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "new_tokens"),
     [(Oracle, 20), *[pytest.param(LastWrong, new, marks=pytest.mark.full) for new in range(1, 9)]],
@@ -217,6 +220,7 @@ async def test_a_trip_ends_where_the_context_does(
     assert (head.accepted > 0) == (new_tokens > (1 if kind is Oracle else 2))
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_peer_says_of_what_it_decodes_no_token_that_was_only_guessed(model: LocalModel) -> None:
     """The step with which the generation ends has guesses behind its stop token."""

@@ -63,6 +63,7 @@ def tokens_of(stage: Stage) -> list[int]:
     return greedy([(engine, WHOLE)], (5, 9, 200, 31, 7), 6)
 
 
+@pytest.mark.full
 def test_what_was_fetched_is_not_hashed_again_and_a_later_load_reads_no_blob_whole(
     side: HubSide, work: list[str]
 ) -> None:

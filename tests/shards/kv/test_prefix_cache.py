@@ -93,6 +93,7 @@ def test_a_session_that_goes_back_into_what_it_shares_leaves_it_to_the_others(ti
     check(circuit)
 
 
+@pytest.mark.full
 def test_other_layers_share_nothing_and_layers_that_are_dropped_forget(tiny_model: TinyModel) -> None:
     engine = engine_with(tiny_model("llama"), (0, 6))
     names = block_names(TEXT, KEY)

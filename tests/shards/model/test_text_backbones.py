@@ -138,6 +138,7 @@ def test_a_text_part_can_be_quantized(stored: Callable[[str], Path]) -> None:
     assert stage.weight_bytes <= 1.01 * spec.weight_bytes(Span(1, 3))
 
 
+@pytest.mark.full
 def test_a_tensor_that_the_text_part_needs_is_missed_and_one_of_a_tower_is_not(
     stored: Callable[[str], Path],
 ) -> None:

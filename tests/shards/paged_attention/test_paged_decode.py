@@ -194,6 +194,7 @@ def test_sessions_that_share_a_prefix_attend_to_the_same_blocks(
     assert tapes.replays > 20
 
 
+@pytest.mark.full
 def test_blocks_may_move_between_recorded_steps(tiny_model: TinyModel) -> None:
     """Sessions grow, are suspended to the host's memory and come back at other places."""
     decoding, _, tapes = decoding_here(sizes=SIZES)

@@ -67,6 +67,7 @@ def test_ctrl_c_ends_cells_in_the_middle_of_their_work() -> None:
     assert set(active_children()) == begun
 
 
+@pytest.mark.full
 def test_progress_is_told_before_the_first_cell_ends_and_cells_end_with_whoever_wanted_them() -> None:
     program = subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True)
     try:

@@ -34,6 +34,7 @@ def tpot_s(served: SimulatedRun) -> float:
     return sum(spans) / sum(len(one.token_s) - 1 for one in served.outcomes)
 
 
+@pytest.mark.full
 def test_every_request_gets_all_its_tokens_sooner_the_longer_the_way_is() -> None:
     gains = []
     for delay_ms in (1.0, 60.0):

@@ -293,6 +293,7 @@ def test_facts_are_as_hard_to_deflate_as_those_with_a_real_certificate() -> None
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
+@pytest.mark.full
 def test_nobody_comes_or_goes_without_churn() -> None:
     accounts = settled().accounts
     assert (accounts.joined, accounts.left, accounts.crashed) == (0, 0, 0)

@@ -80,6 +80,7 @@ def test_a_snapshot_runs_before_and_after_a_peer_leaves(
     assert after["tpot_p50_ms"] > before["tpot_p50_ms"]
 
 
+@pytest.mark.full
 def test_without_the_last_holder_of_a_layer_nobody_is_served_if_the_others_hold_last_copies_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ if __name__ == "__main__":  # as `molink-peer` does
     load_lean_transformers()
     from molink.peer.commands import cli
     from molink.peer.compute.native_ways import NativeWays
-    from molink.peer.daemon import bootstrap
+    from molink.peer.daemon import peer
 
-    bootstrap.NativeWays = partial(NativeWays, table="support.devices.failing_ways")  # type: ignore[assignment,misc]
+    peer.NativeWays = partial(NativeWays, table="support.devices.failing_ways")  # type: ignore[assignment,misc]
     cli.main()

@@ -117,6 +117,7 @@ async def test_gateways_together_have_no_more_generations_than_the_maximum_and_e
         assert (watch.most, sorted(set(watch.order))) == (MAXIMUM, [0, 1, 2])
 
 
+@pytest.mark.full
 async def test_a_circuit_that_is_held_for_later_makes_way_for_another_gateways_generation(
     url: str, tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ async def test_a_service_that_is_gone_has_no_places_and_one_of_that_name_begins_
         assert await second.exchange("poet", 2, CircuitDemand(waiting=2)) == CircuitGrant(2)
 
 
+@pytest.mark.full
 async def test_without_the_database_what_was_leased_goes_on_and_more_is_refused_as_such(
     url: str, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ async def test_a_request_whose_connection_breaks_is_answered_over_the_next() -> 
         assert len(proxy.targets) == 2
 
 
+@pytest.mark.full
 def test_a_link_over_two_slow_addresses_is_resumed_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other address is dialled while the proof over the first one is on its way: it must not take the link."""
 
@@ -324,6 +325,7 @@ async def test_a_connection_that_swallows_everything_without_a_word_is_replaced_
         assert a.links.find(b.peer_id) is there
 
 
+@pytest.mark.full
 @asynchronous
 async def test_a_link_whose_connection_swallows_everything_and_that_cannot_be_dialled_again_is_lost() -> None:
     async with CuttingProxy() as proxy, linked(proxy, LINK_TIMES) as (a, b, there, _):

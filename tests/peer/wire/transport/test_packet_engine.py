@@ -104,6 +104,7 @@ def content(rng: random.Random, number: int, traffic_class: TrafficClass) -> byt
     return bytes((traffic_class,)) + number.to_bytes(4) + rng.randbytes(16) * (size // 16)
 
 
+@pytest.mark.full
 @settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from([one for one in POLICIES if one != "concurrent"]))
 def test_every_message_arrives_once_and_in_the_order_of_its_class_whatever_breaks(
