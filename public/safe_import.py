@@ -1,11 +1,13 @@
 """Packages that end the process where the processor lacks what they were compiled for: tried elsewhere first."""
 
+import ctypes
+import importlib
 import signal
 import subprocess
 import sys
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from molink.processor import is_x86, processor_flags
 
@@ -14,6 +16,9 @@ NEEDED_FLAGS: Final = {"numpy": frozenset({"sse4_2"}), "bitsandbytes": frozenset
 _TRIED_WITHIN_S: Final = 300
 _ILLEGAL_INSTRUCTION: Final = 0xC000001D
 """Exit status of Windows."""
+_SEM_FAILCRITICALERRORS: Final = 0x0001
+_SEM_NOGPFAULTERRORBOX: Final = 0x0002
+_PR_SET_DUMPABLE: Final = 4
 
 
 def import_refusal(package: str, remedy: str, flags: Collection[str] | None = None) -> str | None:
@@ -52,11 +57,14 @@ def _child(package: str) -> str:
 
 
 def forbid_core_dumps() -> None:
-    """Lets this process end without a dump of its memory, where the system makes one."""
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """The process may die without a dump of its memory and without a window that says so."""
+    if sys.platform == "win32":
+        vars(ctypes)["windll"].kernel32.SetErrorMode(_SEM_FAILCRITICALERRORS | _SEM_NOGPFAULTERRORBOX)
+        return
+    resource: Any = importlib.import_module("resource")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # the limit does not hold for dumps that are piped to a program
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _sentence(package: str, installed: str, what: str, lacks: Collection[str], remedy: str) -> str:

@@ -28,6 +28,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from molink.peer.device.device import processor_name
+from molink.processor import processor_flags
 from molink.shards.native.compiling import kept_library_name, user_folder
 from molink.shards.native.native_way import NativeWay, TrialJob
 from molink.shards.native.trial import PREPARED_WITHIN_S, STARVED_S, WITHIN_S, rows_of
@@ -123,7 +124,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "processor": processor_name(),
-        "flags": _processor_flags(),
+        "flags": sorted(processor_flags() or ()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in _LIBRARIES},
@@ -397,15 +398,6 @@ def _is_compiled(job: TrialJob) -> bool:
 def _record_path(folder: Path, machine: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return folder / f"ways-{digest[:32]}.json"
-
-
-def _processor_flags() -> str:
-    """The instructions that the processor has, where the system says it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _version(library: str) -> str | None:

@@ -6,7 +6,6 @@ of it behind: if it dies, its last line says of what. TABLE names a module with 
 a job what multiplies so many rows. Of packages only those of that module are loaded, with torch.
 """
 
-import ctypes
 import faulthandler
 import importlib
 import json
@@ -15,11 +14,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from molink.safe_import import forbid_core_dumps
 from molink.shards.native.native_way import TrialJob
 
 ROUNDING: Final = 2.0
@@ -32,9 +32,6 @@ PREPARED_WITHIN_S: Final = 30.0
 STARVED_S: Final = 30.0
 """So much longer on a machine whose other programs keep it from computing. Then the process ends itself, whether its
 peer still lives or not."""
-_SEM_FAILCRITICALERRORS: Final = 0x0001
-_SEM_NOGPFAULTERRORBOX: Final = 0x0002
-_PR_SET_DUMPABLE: Final = 4
 
 
 class Products(NamedTuple):
@@ -120,17 +117,6 @@ def wrong(products: Products) -> str | None:
     if float((found - exact).norm()) > max(ROUNDING * plain, summed):
         return "gave wrong numbers"
     return None
-
-
-def forbid_core_dumps() -> None:
-    """The process may die without a dump of its memory and without a window that says so."""
-    if sys.platform == "win32":
-        ctypes.windll.kernel32.SetErrorMode(_SEM_FAILCRITICALERRORS | _SEM_NOGPFAULTERRORBOX)
-        return
-    resource: Any = importlib.import_module("resource")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # the limit does not hold for dumps that are piped to a program
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 if __name__ == "__main__":
