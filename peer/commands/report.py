@@ -127,7 +127,7 @@ def _text(value: Any) -> str:  # noqa: ANN401 - a JSON value
     if value is None:
         return "unknown"
     if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
+        return ", ".join(map(str, value)) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
