@@ -1,4 +1,4 @@
-"""Which fatal signals ended a peer's last starts: written by faulthandler, read by the next start.
+"""Fatal signals that ended a peer's last starts: written by faulthandler, read by the next start.
 
 A signal that native code causes ends the process without a word. Faulthandler writes the stacks of all threads into a
 file of the state directory before that. Whoever kills a process leaves nothing there, so that only deaths of the
@@ -72,7 +72,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class PastDeaths:
-    """What a start knows of those before it."""
+    """Knowledge of a start about those before it."""
 
     deaths: tuple[Death, ...] = ()
     """The newest last."""
@@ -81,7 +81,7 @@ class PastDeaths:
     """Native ways that this start does without."""
 
     def sentences(self, folder: Path) -> list[str]:
-        """What the owner is told at the start."""
+        """Returns the lines that the owner reads at the start."""
         said = []
         if self.last_start_died:
             said.append(f"The last start was ended by {self.deaths[-1]}: {folder / _LAST} has the stacks")

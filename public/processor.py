@@ -1,4 +1,4 @@
-"""What this machine's processor can do, asked of the system: libraries that are compiled for more die of it."""
+"""Abilities of this machine's processor, asked of the system: libraries that are compiled for more die of it."""
 
 import ctypes
 import platform

@@ -132,7 +132,7 @@ def _text(value: Any) -> str:  # noqa: ANN401 - a JSON value
 
 
 def _names(state_dir: Path) -> tuple[str, ...]:
-    """What would say whose machine this is: the user's and the host's names, and folders."""
+    """Words that would say whose machine this is: the user's and the host's names, and folders."""
     names = {str(Path.home()), str(state_dir), str(Path.cwd()), socket.gethostname(), platform.node()}
     with suppress(OSError, KeyError, ImportError):
         names.add(getpass.getuser())

@@ -1,4 +1,4 @@
-"""Which native ways this machine computes by: tried in a process of its own before they are used, and remembered.
+"""The native ways that this machine computes by: tried in a process of its own before they are used, and remembered.
 
 Native code that fails ends its process, or computes something else, and says nothing. So each way is run by
 `molink.shards.native.trial` first, which says what it begins and what came of it: what ended that process, had to be
@@ -76,7 +76,7 @@ class DroppedWay:
 
 @dataclass(frozen=True, slots=True)
 class WaysRecord:
-    """What is known of native ways on one machine, with its software and settings."""
+    """Knowledge of native ways on one machine, with its software and settings."""
 
     machine: Mapping[str, Any]
     """All that the record depends on: processor, flags, versions, environment."""
@@ -95,7 +95,7 @@ class WaysRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "WaysRecord":
-        """What is remembered in `folder` of this machine as it is now; empty where nothing is, or it is damaged."""
+        """Reads the record in `folder` of this machine as it is now; empty where there is none, or it is damaged."""
         machine = machine_facts()
         try:
             content = json.loads(_record_path(folder, machine).read_bytes())
@@ -161,14 +161,14 @@ class NativeWays:
 
     @property
     def record(self) -> WaysRecord:
-        """What is known, remembered and found since."""
+        """The record, as remembered and found since."""
         with self._lock:
             if self._record is None:
                 self._record = WaysRecord.read(self.folder)
             return self._record
 
     def try_ways(self, jobs: Sequence[TrialJob]) -> frozenset[str]:
-        """As `WaysTrial.try_ways`."""
+        """Answers `WaysTrial.try_ways`."""
         with self._lock:
             library = kept_library_name(user_folder()) if any(map(_is_compiled, jobs)) else ""
             named = [replace(job, library=library) if _is_compiled(job) else job for job in jobs]
@@ -187,13 +187,13 @@ class NativeWays:
             return frozenset(self._out())
 
     def try_library(self) -> bool:
-        """As `WaysTrial.try_library`."""
+        """Answers `WaysTrial.try_library`."""
         with self._lock:
             jobs, self._later = self._later, []
             return NativeWay.COMPILED not in self.try_ways(jobs)
 
     def chose(self, names: Collection[str]) -> None:
-        """As `WaysTrial.chose`."""
+        """Answers `WaysTrial.chose`."""
         with self._lock:
             self._used.update(names)
             self.note(self._used)
@@ -203,7 +203,7 @@ class NativeWays:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Of all of a user's peers one tries; the others wait, and find what it has found."""
+        """Lets one of a user's peers try at a time; the others wait, and find what it has found."""
         lock = FileLock(self.folder / "ways.lock", timeout=WAITED_S)
         with suppress(OSError, Timeout, NotImplementedError):  # a folder that cannot be written or locked
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class _Conversation:
         self._begun: tuple[TrialJob, int] | None = None
 
     def run(self) -> tuple[list[TriedWay], list[DroppedWay]]:
-        """What came of the jobs until the process ended. Either is never empty if there are jobs."""
+        """Returns what came of the jobs until the process ended. Either is never empty if there are jobs."""
         try:
             process = subprocess.Popen(  # noqa: S603 - ours
                 [sys.executable, "-m", "molink.shards.native.trial", self._table],
@@ -343,13 +343,13 @@ class _Conversation:
         )
 
     def _drop_all(self, reason: str) -> list[DroppedWay]:
-        """Where nothing can be tried, nothing native is used in this start."""
+        """Drops all ways for this start, since nothing can be tried."""
         names = dict.fromkeys(job.way for job in self._jobs)
         return [DroppedWay(name, reason, is_lasting=False) for name in names]
 
 
 class _Limit:
-    """How long a process may be silent: seconds, unless others keep it from computing."""
+    """The time that a process may be silent: seconds, unless others keep it from computing."""
 
     def __init__(self, pid: int, within_s: float) -> None:
         self._process = pid
@@ -384,7 +384,7 @@ def _read(stdout: IO[bytes], lines: "queue.Queue[bytes]") -> None:
 
 
 def _named(code: int) -> str:
-    """How a process has ended, for people."""
+    """Names the way in which a process has ended, for people."""
     if code < 0:
         with suppress(ValueError):
             return signal.Signals(-code).name

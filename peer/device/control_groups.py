@@ -14,7 +14,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What a process may use; None: no group limits it."""
+    """Memory and processors that a process may use; None: no group limits it."""
 
     memory_bytes: int | None = None
     free_bytes: int | None = None

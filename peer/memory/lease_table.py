@@ -70,7 +70,7 @@ class LeaseTable:
         return owner in self._known
 
     def is_idle(self, lease: Lease, now: float) -> bool:
-        """Whether nobody has used it for `idle_s`."""
+        """True if nobody has used it for `idle_s`."""
         return now - self._used_s[lease.key.session] >= self._times.idle_s
 
     def spare(self, now: float) -> list[Lease]:

@@ -46,7 +46,7 @@ class AttentionRules(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether logits are scaled products and nothing else, in a window or not, and the fused call takes them."""
+        """True if logits are scaled products and nothing else, in a window or not, and the fused call takes them."""
         return self.softcap is None and self.sinks is None and self.slopes is None and self.fuses
 
 
@@ -201,7 +201,7 @@ def _attended(
 def written_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, *, causal: bool
 ) -> Tensor:
-    """As `scaled_dot_product_attention`, by products that write all scores: for processors on which the fused call
+    """Computes `scaled_dot_product_attention` by products that write all scores: for processors on which the fused call
     fails."""
     attended: Tensor = torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the public call chooses by itself
         query, key, value, mask, 0.0, causal, None, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]

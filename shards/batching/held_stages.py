@@ -129,7 +129,7 @@ class HeldStages:
         return any(stage.awaits_library for stage in self._stages)
 
     def try_library(self) -> bool:
-        """As `LateLibrary.try_library`."""
+        """Answers `LateLibrary.try_library`."""
         return all(stage.try_library() for stage in tuple(self._stages))
 
     def bind_library(self, library: CDLL) -> None:

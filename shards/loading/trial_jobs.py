@@ -1,5 +1,5 @@
-"""What the native ways of a stage are tried with before it computes: each distinct matrix, by its shape and where its
-memory begins, in each way that it may be multiplied."""
+"""Jobs that the native ways of a stage are tried with before it computes: each distinct matrix, by its shape and
+where its memory begins, in each way that it may be multiplied."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -66,7 +66,7 @@ def _plain_jobs(weight: Tensor, slot: BatchSlot, few_rows: FewRows | None) -> It
 def _quantized_jobs(
     matrices: QuantizedMatrices, rows: int, begins: int, slot: BatchSlot, few_rows: FewRows | None
 ) -> Iterator[TrialJob]:
-    """Of a matrix of so many rows, kept as `matrices` are."""
+    """Yields the jobs of a matrix of so many rows, kept as `matrices` are."""
     shape, dtype = (rows, matrices.shape[1]), matrices.dtype
     yield _job(NativeWay.LINEAR, dtype, _part(shape))
     yield _job(NativeWay.ONEDNN, torch.float32, _part(shape))
@@ -100,7 +100,7 @@ def _joined(model: nn.Module) -> Iterator[tuple[QuantizedMatrices, int]]:
 
 
 def _part(shape: tuple[int, int]) -> tuple[int, int]:
-    """What is unpacked of such a matrix at a time (`products.multiply_in_parts`)."""
+    """The shape that is unpacked of such a matrix at a time (`products.multiply_in_parts`)."""
     return min(shape[0], max(64, UNPACKED_ELEMENTS // shape[1] // 64 * 64)), shape[1]
 
 

@@ -65,7 +65,7 @@ def widened_product(scratch: Scratch, without: frozenset[str] = frozenset()) -> 
 def ways_for(
     dtype: torch.dtype, scratch: Scratch, without: frozenset[str] = frozenset()
 ) -> tuple[Product, ...]:
-    """What there is to choose from, torch's own first, `without` what was dropped."""
+    """Products to choose from, torch's own first, `without` what was dropped."""
     if dtype is not torch.float32:
         plain = () if NativeWay.LINEAR in without else (functional.linear,)
         return (*plain, widened_product(scratch, without))

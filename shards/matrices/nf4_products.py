@@ -48,7 +48,7 @@ def unpack_into(values: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def torch_unpack_into(values: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """As `unpack_into`, by torch's operations alone: for machines on which bitsandbytes' library fails."""
+    """Unpacks as `unpack_into` does, by torch's operations alone: for machines on which bitsandbytes' library fails."""
     codes = torch.stack((packed.reshape(-1) >> 4, packed.reshape(-1) & 0x0F), -1).view(-1).int()
     numbers = torch.tensor(CODES).index_select(0, codes).view(-1, BLOCK).mul_(scales.reshape(-1, 1).float())
     return values.copy_(numbers.view(values.shape))

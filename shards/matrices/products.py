@@ -178,7 +178,7 @@ def has_onednn() -> bool:
 
 
 def onednn_product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`, up to rounding; the weights as they lie, or packed for it."""
+    """Computes `torch.nn.functional.linear` up to rounding; the weights as they lie, or packed for it."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001 - what torch's own compiler calls
     return product
 
@@ -204,8 +204,9 @@ def packed_for_onednn(weight: Tensor) -> Tensor | None:
 
 
 def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
-    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
+    """Computes `torch.nn.functional.linear` up to rounding: weights times rows instead of rows times weights, a part
+    of the weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single
+    column is
     made in another way, which is slow."""
     flat = rows.reshape(-1, rows.shape[-1])
     parts = math.gcd(torch.get_num_threads(), len(weight))

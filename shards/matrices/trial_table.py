@@ -1,5 +1,5 @@
-"""How the trial runs each native way (`molink.shards.native.trial`): on a matrix of random numbers that begins where
-the served one does, modulo 64 bytes, and ends as close to the end of its memory as it can."""
+"""Table by which the trial runs each native way (`molink.shards.native.trial`): on a matrix of random numbers that
+begins where the served one does, modulo 64 bytes, and ends as close to the end of its memory as it can."""
 
 import mmap
 import time
@@ -179,7 +179,7 @@ def _nf4_product(matrix: _Matrix) -> Multiply:
 
 
 def _compiled(matrix: _Matrix) -> Multiply:
-    """Of the forms in which the library may find it one after the other: a row's product has those of all."""
+    """Tries the forms in which the library may find it, one after the other: a row's product has those of all."""
     library = kept_library(user_folder())
     if library is None:
         raise RuntimeError("the compiled library is not there")
@@ -201,7 +201,7 @@ def _compiled(matrix: _Matrix) -> Multiply:
 
 
 def _forms(matrix: _Matrix, few_rows: FewRows, kept: list[object]) -> list[FewRowsMatrix | None]:
-    """As `linear._describe` and `quantized_products._describe` find them; `kept` holds their memory."""
+    """Facts as `linear._describe` and `quantized_products._describe` find them; `kept` holds their memory."""
     shape = (matrix.rows, matrix.columns)
     kept.append(matrix)
     if not hasattr(matrix, "scales"):
@@ -228,7 +228,7 @@ def _forms(matrix: _Matrix, few_rows: FewRows, kept: list[object]) -> list[FewRo
 
 
 def _attention(job: TrialJob) -> tuple[Attempt, int]:
-    """Of queries on their own keys, each on those up to its own, and of the same on all of them."""
+    """Attention of queries on their own keys, each on those up to its own, and of the same on all of them."""
     heads, dim, dtype = job.rows, job.columns, dtype_of(job.dtype)
 
     def attempt(count: int) -> Products:

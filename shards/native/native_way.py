@@ -56,7 +56,7 @@ class TrialJob:
 
 
 class WaysTrial(Protocol):
-    """What a loading stage asks before it uses native code. Threads may share it."""
+    """Questions that a loading stage asks before it uses native code. Threads may share it."""
 
     def try_ways(self, jobs: Sequence[TrialJob]) -> frozenset[str]:
         """Names of the ways that are not to be used; what was not tried before is tried, which takes seconds."""

@@ -35,7 +35,7 @@ peer still lives or not."""
 
 
 class Products(NamedTuple):
-    """What a way gives, what the plain product gives in the same dtype, and what float64 gives: [rows, outputs]."""
+    """Results of a way, of the plain product in the same dtype, and of float64: [rows, outputs]."""
 
     found: Tensor
     plain: Tensor
@@ -79,7 +79,7 @@ def main(table: str) -> None:
 
 
 def _tried(job: TrialJob, ways: Table, begin: Callable[[int], None]) -> dict[str, object]:
-    """What came of a job: an error, or the speed with one row."""
+    """Returns what came of a job: an error, or the speed with one row."""
     torch.set_num_threads(job.threads)
     read_s, nbytes = 0.0, 0
     try:
@@ -107,7 +107,7 @@ def rows_of(count: int) -> str:
 
 
 def wrong(products: Products) -> str | None:
-    """What is wrong with the way's numbers, or None: they may be ROUNDING times as far from float64 as the plain
+    """Says what is wrong with the way's numbers, or None: they may be ROUNDING times as far from float64 as the plain
     product's, or as far as float32 is when it sums one number after the other."""
     exact, found = products.exact, products.found.double()
     if found.shape != exact.shape or not bool(torch.isfinite(found).all()):

@@ -39,7 +39,7 @@ def say(**document: object) -> None:
 
 
 def seen() -> dict[str, object]:
-    """What this process sees of what a row sets up."""
+    """Returns what this process sees of what a row sets up."""
     os.umask(mask := os.umask(0))
     return {
         "uid": os.getuid(),

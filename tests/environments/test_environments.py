@@ -335,7 +335,8 @@ def world(row: Row, shim: Path) -> Iterator[World]:
 
 
 def _reachable(row: Row) -> Sequence[str]:
-    """For who is not root: Python may lie in root's home. There it stays, and of that home nothing else is seen."""
+    """Shows Python to a user who is not root: it may lie in root's home. There it stays, and of that home nothing
+    else is seen."""
     if "setpriv" not in row.launcher:
         return ()
     lines = []

@@ -85,7 +85,8 @@ class Copy:
         return ended.returncode, ended.stdout + ended.stderr
 
     def covering(self) -> dict[str, dict[int, list[str]]]:
-        """For each file of the product, the test files that run a line. They are found by one run of all tests."""
+        """Returns for each file of the product the test files that run a line. They are found by one run of all
+        tests."""
         if not self.data.exists():
             recorded = self.data.with_name(f"{self.data.name}.new")
             shutil.rmtree(recorded, ignore_errors=True)

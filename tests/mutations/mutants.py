@@ -84,7 +84,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def draw(seed: int, count: int, packages: Mapping[str, Sequence[Mutant]], left_out: set[str]) -> list[Mutant]:
-    """As many mutants, equally over packages, and within one over kinds; those that are left out are drawn again."""
+    """Draws as many mutants, equally over packages, and within one over kinds; those that are left out are drawn
+    again."""
     source = random.Random(seed)
     names = sorted(packages)
     source.shuffle(names)

@@ -1,4 +1,4 @@
-"""Which fatal signals ended a peer's last starts is found in what faulthandler has written, and in nothing else."""
+"""The fatal signals that ended a peer's last starts are found in what faulthandler has written, and in nothing else."""
 
 import os
 import signal

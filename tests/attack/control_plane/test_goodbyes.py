@@ -1,4 +1,4 @@
-"""Who goes is missed, with or without a word; who comes back finds the swarm, whoever has gone meanwhile."""
+"""A peer that goes is missed, with or without a word; who comes back finds the swarm, whoever has gone meanwhile."""
 
 import asyncio
 import json

@@ -60,7 +60,7 @@ async def leave_tail(befall: Befall, monkeypatch: pytest.MonkeyPatch) -> Left:
 
 
 async def _leave_tail(befall: Befall, monkeypatch: pytest.MonkeyPatch) -> Left | None:
-    """As `leave_tail`, one generation; None: it was over before."""
+    """Does as `leave_tail`, one generation; None: it was over before."""
     struck: list[LocalPeer] = []
     leaving: list[asyncio.Task[int]] = []
     async with ForkedSwarm() as swarm:

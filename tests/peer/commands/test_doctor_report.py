@@ -21,7 +21,7 @@ ADDRESS = "203.0.113.77"
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a peer that has died twice leaves, with as much of its owner in it as could be."""
+    """Everything that a peer that has died twice leaves, with as much of its owner in it as could be."""
     monkeypatch.setenv("MOLINK_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("USER", "erika")
     monkeypatch.setenv("HOSTNAME", "erikas-pc.example.org")

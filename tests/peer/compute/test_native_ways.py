@@ -141,7 +141,7 @@ def test_the_process_leaves_no_dump_and_loads_torch_alone(tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_a_library_that_comes_later_is_tried_then(tmp_path: Path) -> None:
-    """Where none can be compiled, there is nothing to try."""
+    """A library, or None where none can be compiled: there is nothing to try."""
     ways = NativeWays(tmp_path, print)
     compiled = job(NativeWay.COMPILED)
     assert ways.try_ways([compiled]) == frozenset()

@@ -173,7 +173,7 @@ print(held - before, held - left)
 
 @pytest.mark.full
 def test_weights_in_cycles_that_were_frozen_go_back_to_the_system() -> None:
-    """Of 256 MB in a process of its own, where nothing else is taken or given back meanwhile."""
+    """Measures 256 MB in a process of its own, where nothing else is taken or given back meanwhile."""
     done = subprocess.run(
         [sys.executable, "-c", CYCLES], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )

@@ -71,7 +71,7 @@ def next_epoch(
 
 
 async def prepare(links: list[Link], upcoming: pb.SessionDescriptor) -> list[pb.Response]:
-    """What the hops answer once each is ready, or has refused."""
+    """Returns what the hops answer once each is ready, or has refused."""
     asked = [
         pb.Reserve(descriptor=upcoming, hop=at, prepare=True, ready_within_ms=5000)
         for at in range(len(links))

@@ -98,7 +98,7 @@ def test_a_layer_of_the_family_that_computes_something_else_keeps_its_own(
 def test_layers_are_fused_whatever_their_release_calls_the_cache(
     cache: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers does since 5.24, and as it did before."""
+    """Does as transformers does since 5.24, and as it did before."""
     own, base = LlamaDecoderLayer.forward, inspect.unwrap(LlamaModel.forward)
     wanted = logits_of(engine_of([stage_of(tiny_model("llama"))]), 2)
     theirs = cache_parameter(own)

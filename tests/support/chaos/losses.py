@@ -98,8 +98,8 @@ async def taken_over(
     back: Callable[[LocalPeer], Awaitable[object]],
     **sampling: Any,  # noqa: ANN401 - whatever `generate` takes
 ) -> AsyncIterator[tuple[AsyncSwarm, Generation, LocalPeer]]:
-    """As `lose_in_decode`, until the lost peer's standby has gone on with its copy and computed no prompt again: on a
-    busy machine it may be taken for lost as well. Until then `back` brings each lost peer back."""
+    """Does as `lose_in_decode`, until the lost peer's standby has gone on with its copy and computed no prompt
+    again: on a busy machine it may be taken for lost as well. Until then `back` brings each lost peer back."""
     for _ in range(MOST_LOSSES):
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
             generation, victim = await lose_in_decode(client, swarm, at, prompt, new_tokens, **sampling)
@@ -153,7 +153,7 @@ async def _strike(
     standby: bool,
     leave: bool,
 ) -> tuple[Generation, list[LocalPeer]]:
-    """As `lose_together`, one generation; no victims: it was over before."""
+    """Does as `lose_together`, one generation; no victims: it was over before."""
     victims: list[LocalPeer] = []
     leaving: list[asyncio.Task[int]] = []
     tokens, strike_at = 0, 0

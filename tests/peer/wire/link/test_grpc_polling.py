@@ -1,4 +1,5 @@
-"""How gRPC polls and logs is said before anything of the product imports gRPC, and by the operator if they will."""
+"""The way in which gRPC polls and logs is said before anything of the product imports gRPC, and by the operator if
+they will."""
 
 import os
 import subprocess

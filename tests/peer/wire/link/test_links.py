@@ -384,7 +384,7 @@ async def test_two_that_dial_each_other_can_both_talk() -> None:
 
 @asynchronous
 async def test_an_end_that_falls_silent_is_declared_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When that is so is a keep-alive's to say, whose tests have a clock of their own."""
+    """The moment of that is a keep-alive's to say, whose tests have a clock of their own."""
     async with End() as end, raw_link(end) as raw:
         link = end.links.find(raw.peer_id)
         assert link is not None

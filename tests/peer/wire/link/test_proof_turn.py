@@ -66,7 +66,7 @@ async def test_while_one_proof_is_on_its_way_no_other_is_given_and_after_its_wel
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_proof_that_is_refused_or_not_answered_makes_room_for_the_next(*, refused: bool) -> None:
-    """Who does not answer is given as long as the challenge took."""
+    """A dialler that does not answer is given as long as the challenge took."""
 
     @asynchronous
     async def run() -> None:
