@@ -84,7 +84,7 @@ def test_a_missing_module_of_our_own_is_not_laid_on_a_library(
     assert broken_library(caught.value) is None
 
 
-def test_an_architecture_refused_by_an_untried_transformers_says_which_were_tried(
+def test_a_refused_architecture_says_which_transformers_were_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert untried("transformers") is None

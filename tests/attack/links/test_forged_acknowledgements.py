@@ -195,7 +195,7 @@ async def test_prompts_come_beside_forged_acknowledgements(
 
 @pytest.mark.anyio
 @pytest.mark.attack
-async def test_forged_acknowledgements_leave_prompts_and_the_announced_uplink_as_they_were(
+async def test_forged_acknowledgements_change_neither_prompts_nor_uplink(
     attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
     front = next(peer for peer in attacked.peers if peer.name == "front")

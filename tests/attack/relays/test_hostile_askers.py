@@ -195,7 +195,7 @@ async def test_a_stay_that_pings_without_end_does_not_keep_the_relay_from_anythi
 
 
 @asynchronous
-async def test_a_stay_that_hears_nothing_any_more_is_ended_and_who_asks_for_it_is_told() -> None:
+async def test_a_deaf_stay_is_ended_and_its_askers_are_told() -> None:
     async with RelayEnd() as relay, RelayedEnd() as home:
         await home.stay(relay.at)
         deaf = user()

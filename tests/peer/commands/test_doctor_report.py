@@ -125,7 +125,7 @@ def test_a_report_is_there_before_the_first_start(tmp_path: Path) -> None:
         ("torch/_ops.py line 1123", "torch/_ops.py line 1123"),
         ("at 2027-01-15 08:00 UTC", "at 2027-01-15 08:00 UTC"),
         ("cannot read C:\\Users\\erika\\x.bin", "cannot read …"),
-        ("cannot read /root/.cache/x, sorry", "cannot read …, sorry"),
+        ("cannot read /srv/own/.cache/x, sorry", "cannot read …, sorry"),
         ("to fe80::1:2:3 now", "to … now"),
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", "Intel(R) Xeon(R) CPU @ 2.20GHz"),
     ],

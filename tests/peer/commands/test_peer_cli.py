@@ -471,7 +471,7 @@ def test_a_peer_that_cannot_serve_fails_with_one_line(
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_start_says_which_signal_ended_the_last_and_does_without_what_died_twice(
+def test_a_start_tells_the_last_death_and_leaves_out_what_died_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = f"The last start was ended by SIGSEGV at .*: {tmp_path / 'last-fault.log'} has the stacks"

@@ -76,7 +76,7 @@ def test_packed_weights_pay_if_they_are_faster_than_the_best_other_way_over_all_
     assert Timings((1,), ((2.0, 1.0, 3.0),)).without(1) == Timings((1,), ((2.0, 3.0),))
 
 
-def test_ways_are_timed_with_few_and_many_rows_and_what_is_hopeless_only_once(
+def test_ways_are_timed_and_hopeless_ones_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[tuple[str, int]] = []

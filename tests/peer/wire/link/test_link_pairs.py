@@ -130,7 +130,7 @@ async def test_when_the_link_in_use_breaks_the_spare_takes_its_place() -> None:
 
 
 @asynchronous
-async def test_a_link_that_comes_later_is_used_because_the_other_end_has_lost_the_older() -> None:
+async def test_a_later_link_is_used_where_the_older_is_lost() -> None:
     times = replace(PATIENT_DIALS, at_once_s=0.0)
     async with End(times=times) as a, End(times=times) as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)

@@ -201,7 +201,7 @@ async def test_a_link_that_cannot_be_resumed_is_lost_at_both_ends() -> None:
 
 
 @asynchronous
-async def test_a_link_is_lost_at_once_when_nobody_listens_at_the_other_end_any_more() -> None:
+async def test_a_link_is_lost_at_once_when_nobody_listens() -> None:
     times = replace(PATIENT, resume_s=10 * DEADLINE_S)
     async with End(times=times) as a, End(times=times) as b:
         async with DelayingRelay(int(b.facts.grpc_addresses[0].rsplit(":", 1)[1])) as relay:
